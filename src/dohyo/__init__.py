@@ -1,0 +1,55 @@
+"""Unbiased estimates of log p(x) and its gradient for latent-variable models.
+
+Log-weights in, an estimate of log p(x) out: `estimate` and `log_marginal` join a source of log-weights to an estimator,
+`evaluate` puts an error bar on a data set, `tune` finds the estimator with the least variance for its cost.
+"""
+
+from dohyo import diagnostics
+from dohyo.estimators import (
+    ELBO,
+    IWAE,
+    JVI,
+    SUMO,
+    Estimator,
+    MultilevelRR,
+    MultilevelSS,
+    SymmetricSUMO,
+    from_dict,
+    to_dict,
+)
+from dohyo.evaluation import Comparison, Evaluation, compare, evaluate
+from dohyo.laws import Finite, Geometric, HarmonicTail, Law, PowerLaw
+from dohyo.marginal import estimate, log_marginal, reduce
+from dohyo.packing import pad, rows
+from dohyo.tuning import tune
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ELBO",
+    "IWAE",
+    "JVI",
+    "SUMO",
+    "Comparison",
+    "Estimator",
+    "Evaluation",
+    "Finite",
+    "Geometric",
+    "HarmonicTail",
+    "Law",
+    "MultilevelRR",
+    "MultilevelSS",
+    "PowerLaw",
+    "SymmetricSUMO",
+    "compare",
+    "diagnostics",
+    "estimate",
+    "evaluate",
+    "from_dict",
+    "log_marginal",
+    "pad",
+    "reduce",
+    "rows",
+    "to_dict",
+    "tune",
+]

@@ -1,0 +1,7 @@
+"""`python -m dohyo`."""
+
+import sys
+
+from dohyo.cli import main
+
+sys.exit(main())

@@ -1,0 +1,79 @@
+"""Estimators of log p(x) from log-weights, and their names.
+
+An estimator has a name on the command line, its class name in kebab case, and a form in JSON or YAML: a flat mapping of
+`name` and its arguments, with the law as a mapping of its own.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from dohyo.estimators.estimator import Estimator
+from dohyo.estimators.fixed import ELBO, IWAE, JVI
+from dohyo.estimators.multilevel import MultilevelRR, MultilevelSS
+from dohyo.estimators.roulette import SUMO, SymmetricSUMO
+from dohyo.laws import Finite, Geometric, HarmonicTail, Law, PowerLaw
+
+__all__ = ["ELBO", "IWAE", "JVI", "SUMO", "Estimator", "MultilevelRR", "MultilevelSS", "SymmetricSUMO"]
+
+
+def name_of(cls: type) -> str:
+    """SymmetricSUMO -> symmetric-sumo."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+
+
+T = TypeVar("T")
+
+ESTIMATORS: dict[str, type[Estimator]] = {
+    name_of(cls): cls for cls in (ELBO, IWAE, JVI, SUMO, SymmetricSUMO, MultilevelRR, MultilevelSS)
+}
+LAWS: dict[str, type[Law]] = {name_of(cls): cls for cls in (HarmonicTail, Geometric, PowerLaw, Finite)}
+
+
+def named(names: Mapping[str, T], name: str, what: str) -> T:
+    """The entry called `name`, or a ValueError that suggests the nearest one."""
+    if name in names:
+        return names[name]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"unknown {what} {name!r}: {hint}the names are {', '.join(names)}")
+
+
+def to_dict(thing: Estimator | Law) -> dict[str, Any]:
+    """A mapping that JSON and YAML can hold and `from_dict` turns back into an equal estimator (or law).
+
+    Example:
+        >>> to_dict(SUMO(2))
+        {'name': 'sumo', 'm': 2, 'law': {'name': 'harmonic-tail', 'alpha': 80, 'decay': 0.9}, 'centre': []}
+    """
+    fields = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}  # type: ignore[arg-type]
+    return {"name": name_of(type(thing))} | {key: _plain(value) for key, value in fields.items()}
+
+
+def from_dict(mapping: Mapping[str, Any]) -> Estimator:
+    """The estimator that `to_dict` described."""
+    return _build(mapping, ESTIMATORS, "estimator")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Law):
+        return to_dict(value)
+    if value == math.inf:
+        return None
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _build(mapping: Mapping[str, Any], names: Mapping[str, type[T]], what: str) -> T:
+    if not isinstance(mapping, Mapping) or "name" not in mapping:
+        raise ValueError(f"{what} is {mapping!r}; it must be a mapping with a 'name', as to_dict writes it")
+    cls = named(names, mapping["name"], what)
+    arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in mapping.items() if key != "name"}
+    known = {field.name: None for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in arguments:
+        named(known, key, f"argument of {mapping['name']}")
+    if "law" in arguments:
+        arguments["law"] = _build(arguments["law"], LAWS, "law")
+    return cls(**arguments)

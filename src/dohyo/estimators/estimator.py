@@ -1,0 +1,116 @@
+"""What every estimator is: a plan of how many log-weights each datum gets, and a reduction of those to log p(x)."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from dohyo.laws import Law, uniform
+
+
+class Estimator(ABC):
+    """Log-weights in, an estimate of log p(x) out.
+
+    A final subclass says which numbers of terms it can be asked for (`depth_law`, `terms`) and what the estimate is at
+    each of them (`paths`); planning and reducing follow.
+    """
+
+    # -- what a final class gives ---------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def depth_law(self) -> Law:
+        """The law of the depth K (or level L); a fixed estimator has the single depth 0."""
+
+    @abstractmethod
+    def terms(self, depth: Tensor) -> Tensor:
+        """The number of log-weights that each depth needs."""
+
+    @abstractmethod
+    def depth(self, counts: Tensor) -> Tensor:
+        """The inverse of `terms`."""
+
+    @abstractmethod
+    def paths(self, log_w: Tensor) -> Tensor:
+        """The estimate at every depth that the width allows, (batch, depths), all from the same log-weights.
+
+        Entry [i, K] uses the first `terms(K)` weights of row i only. This is what measures a variance stratified over K.
+        """
+
+    @property
+    @abstractmethod
+    def expected_cost(self) -> float:
+        """The mean number of log-weights for each datum, exact."""
+
+    @property
+    @abstractmethod
+    def target_terms(self) -> float | None:
+        """n where the estimate is unbiased for IWAE_n, `math.inf` where it is for log p(x) itself, None for neither."""
+
+    @property
+    @abstractmethod
+    def finite_variance(self) -> bool | None:
+        """Whether the variance is finite if the weights' moments are; None where it is not known."""
+
+    @classmethod
+    @abstractmethod
+    def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
+        """The member of this class whose expected cost is nearest to `cost`, with at most `max_terms` terms if given."""
+
+    # -- what follows ---------------------------------------------------------------------------------------------------
+    def plan(
+        self,
+        batch: int,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        stratified: bool = False,
+    ) -> Tensor:
+        """How many log-weights each datum gets, (batch,) int64: all the randomness of K.
+
+        Args:
+            shared: One K for the whole batch. Each estimate keeps its mean, but they are no longer independent.
+            stratified: Spread the batch's depths evenly over the law, one for each of `batch` equal strata, in random
+                order: each K keeps exactly its law, the batch's mean varies less, and the data are slightly dependent.
+        """
+        if batch < 0 or (shared and stratified):
+            raise ValueError(f"batch is {batch}, shared {shared}: batch must be at least 0; a shared K cannot be stratified")
+        u = uniform(1 if shared else batch, generator)
+        if stratified:
+            u = (torch.randperm(batch, generator=generator, device=u.device) + u) / batch
+        return self.terms(self.depth_law.quantile(u)).expand(batch).clone()
+
+    def reduce(self, log_w: Tensor, counts: Tensor) -> Tensor:
+        """The estimates, (batch,) float64, from log_w (batch, width); row i holds `counts[i]` log-weights, then anything.
+
+        Pure, differentiable to any order, unchecked, and without a synchronisation with the host. What lies in the
+        padding, NaN included, touches neither value nor gradient. If a block with a non-zero coefficient has only
+        zero weights the estimate is -inf with gradient zero.
+        """
+        own = torch.arange(log_w.shape[-1], device=log_w.device) < counts[:, None]
+        paths = self.paths(torch.where(own, log_w.double(), -torch.inf))
+        return paths.gather(-1, self.depth(counts)[:, None]).squeeze(-1)
+
+    def depths(self, width: int) -> Tensor:
+        """The depths 0, 1, ... that `width` log-weights allow."""
+        most = int(self.depth(torch.tensor([width])).clamp(max=min(self.depth_law.cap, 2**62)))
+        return torch.arange(most + 1)
+
+    @property
+    def kind(self) -> str:
+        """What the mean of the estimates is, in words."""
+        if self.target_terms is None:
+            return "neither a bound nor unbiased"
+        return "unbiased" if self.target_terms == math.inf else f"unbiased for IWAE_{self.target_terms:.0f}"
+
+
+def check_integer(name: str, value: float, least: int) -> None:
+    if not math.isfinite(value) or value != int(value) or value < least:
+        raise ValueError(f"{name} is {value}; it must be an integer of at least {least}")
+
+
+def check_cost(cost: float, max_terms: int | None, least: float = 1.0) -> None:
+    if not math.isfinite(cost) or cost < least:
+        raise ValueError(f"cost is {cost}; it must be at least {least:g} log-weights for each datum")
+    if max_terms is not None and cost > max_terms:
+        raise ValueError(f"cost is {cost}, more than the {max_terms} log-weights that there are; lower the cost")

@@ -1,0 +1,164 @@
+"""Estimators that always use k log-weights: two lower bounds and the jackknife."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import factorial
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from dohyo.bounds import leave_out_mean, settle
+from dohyo.estimators.estimator import Estimator, check_cost, check_integer
+from dohyo.laws import Finite, Law
+
+
+@dataclass(frozen=True)
+class FixedEstimator(Estimator):
+    """An estimator with one depth; a final class gives `_value` and which rows are -inf."""
+
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        check_integer("k", self.k, 1)
+
+    @property
+    def depth_law(self) -> Law:
+        return Finite((1.0,), start=0)
+
+    def terms(self, depth: Tensor) -> Tensor:
+        return torch.full_like(depth, self.k)
+
+    def depth(self, counts: Tensor) -> Tensor:
+        return torch.zeros_like(counts)
+
+    def paths(self, log_w: Tensor) -> Tensor:
+        settled, anchor, empty = settle(log_w[:, : self.k])
+        value = torch.where(self._dead(empty.sum(-1)), -torch.inf, self._value(settled) + anchor[:, 0])
+        return value[:, None]
+
+    @abstractmethod
+    def _value(self, log_w: Tensor) -> Tensor:
+        """The estimate from finite log-weights (batch, k)."""
+
+    @abstractmethod
+    def _dead(self, empty: Tensor) -> Tensor:
+        """Whether a block with a non-zero coefficient is empty, from the number of zero weights."""
+
+    @property
+    def expected_cost(self) -> float:
+        return float(self.k)
+
+    @property
+    def finite_variance(self) -> bool | None:
+        return True
+
+    @classmethod
+    def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
+        check_cost(cost, max_terms)
+        return cls(round(cost))
+
+
+@dataclass(frozen=True)
+class ELBO(FixedEstimator):
+    r"""The evidence lower bound, averaged over k log-weights.
+
+    .. math:: \mathrm{ELBO} = \frac1k \sum_{i=1}^k \log w_i
+
+    References:
+        Kingma and Welling, Auto-encoding variational Bayes (2014); https://arxiv.org/abs/1312.6114
+
+    Example:
+        >>> ELBO(2).reduce(torch.tensor([[0.0, 2.0]]), torch.tensor([2]))
+        tensor([1.], dtype=torch.float64)
+    """
+
+    def _value(self, log_w: Tensor) -> Tensor:
+        return log_w.mean(-1)
+
+    def _dead(self, empty: Tensor) -> Tensor:
+        return empty > 0
+
+    @property
+    def target_terms(self) -> float | None:
+        return 1.0
+
+    @property
+    def kind(self) -> str:
+        return "lower bound"
+
+
+@dataclass(frozen=True)
+class IWAE(FixedEstimator):
+    r"""The importance-weighted lower bound of k log-weights.
+
+    .. math:: \mathrm{IWAE}_k = \log \frac1k \sum_{i=1}^k w_i
+
+    References:
+        Burda et al., Importance weighted autoencoders (ICLR 2016); https://arxiv.org/abs/1509.00519
+
+    Example:
+        >>> IWAE(2).reduce(torch.tensor([[0.0, 2.0]]), torch.tensor([2]))
+        tensor([1.4338], dtype=torch.float64)
+    """
+
+    k: int = 5
+
+    def _value(self, log_w: Tensor) -> Tensor:
+        return leave_out_mean(log_w, 0)
+
+    def _dead(self, empty: Tensor) -> Tensor:
+        return empty == self.k
+
+    @property
+    def target_terms(self) -> float | None:
+        return float(self.k)
+
+    @property
+    def kind(self) -> str:
+        return "lower bound"
+
+
+@dataclass(frozen=True)
+class JVI(FixedEstimator):
+    r"""Jackknife variational inference: IWAE_k with the first `order` terms of its bias in 1/k removed.
+
+    .. math:: \mathrm{JVI}_{k,J} = \sum_{j=0}^J \frac{(-1)^j (k-j)^J}{(J-j)!\, j!} \, \overline{\mathrm{IWAE}}_{k-j}
+
+    with the average over all blocks of k - j of the k log-weights. Neither a bound nor unbiased. Time and memory grow
+    as k^(order + 1).
+
+    References:
+        Nowozin, Debiasing evidence approximations (ICLR 2018); https://openreview.net/forum?id=HyZoi-WRb
+
+    Example:
+        >>> JVI(3).reduce(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([3]))
+        tensor([1.4829], dtype=torch.float64)
+    """
+
+    k: int = 5
+    order: int = 1
+
+    def __post_init__(self) -> None:
+        check_integer("order", self.order, 1)
+        check_integer("k", self.k, self.order + 1)
+
+    def _value(self, log_w: Tensor) -> Tensor:
+        k, order = self.k, self.order
+        value = whole = leave_out_mean(log_w, 0)
+        for j in range(1, order + 1):  # the coefficients sum to one, so that of the whole block is what they leave
+            coefficient = (-1) ** j * (k - j) ** order / (factorial(order - j) * factorial(j))
+            value = value + coefficient * (leave_out_mean(log_w, j) - whole)
+        return value
+
+    def _dead(self, empty: Tensor) -> Tensor:
+        return empty >= self.k - self.order
+
+    @property
+    def target_terms(self) -> float | None:
+        return None
+
+    @classmethod
+    def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
+        check_cost(cost, max_terms, least=2.0)
+        return cls(round(cost))

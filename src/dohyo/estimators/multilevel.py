@@ -1,0 +1,154 @@
+r"""Roulette over doublings: level l compares blocks of m 2^l log-weights with their two halves.
+
+Let A_l be the average log-mean over the blocks of m 2^l among the m 2^L log-weights drawn. The differences A_l - A_{l-1}
+have second moments O(4^-l) because the halves are antithetic, and means O(2^-l), so with P(L >= l) = (1-r)^l both the
+variance and the cost are finite for 1/2 < r < 3/4. Shi and Cornish compare the first block of each size only;
+averaging over all blocks of the tree costs nothing more and has the same mean.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dohyo.bounds import settle, tree_means
+from dohyo.estimators.estimator import Estimator, check_cost, check_integer
+from dohyo.estimators.roulette import check_centre, roulette_weights
+from dohyo.laws import Geometric, Law
+
+
+@dataclass(frozen=True)
+class Multilevel(Estimator):
+    """Levels of doubling blocks; a final class says how the differences are weighted."""
+
+    m: int = 1
+    r: float = 0.6
+    max_level: int | None = None
+    centre: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_integer("m", self.m, 1)
+        if self.max_level is not None:
+            check_integer("max_level", self.max_level, 0)
+            if not 0 < self.r < 1:
+                raise ValueError(f"r is {self.r}; it must lie strictly between 0 and 1")
+        elif not 0.5 < self.r < 0.75:
+            raise ValueError(f"r is {self.r}; without a max_level, finite cost and variance need 1/2 < r < 3/4")
+        object.__setattr__(self, "centre", check_centre(self.centre, self.depth_law))
+
+    @cached_property
+    def depth_law(self) -> Law:
+        law = Geometric(self.r, start=0)
+        return law if self.max_level is None else law.capped(self.max_level)
+
+    def terms(self, depth: Tensor) -> Tensor:
+        return self.m * 2**depth
+
+    def depth(self, counts: Tensor) -> Tensor:
+        return ((counts.double() / self.m).log2() + 1e-9).floor().long()  # log2 of a power of two may fall short
+
+    def paths(self, log_w: Tensor) -> Tensor:
+        levels = int(math.log2(log_w.shape[-1] / self.m))
+        levels = levels if self.max_level is None else min(levels, self.max_level)
+        log_w, anchor, empty = settle(log_w[:, : self.m << levels])
+        value = self.combine(tree_means(log_w, self.m, levels)) + anchor
+        # Every block of m has a non-zero coefficient, so one empty block makes the estimate -inf.
+        empty_block = empty.unflatten(-1, (-1, self.m)).all(-1).long().cumsum(-1)
+        dead = empty_block[:, 2 ** torch.arange(levels + 1, device=log_w.device) - 1] > 0
+        return torch.where(dead, -torch.inf, value)
+
+    def combine(self, means: Tensor) -> Tensor:
+        """The estimate at every depth from `bounds.tree_means`."""
+        weights, offset = self._weights(means.shape[-1] - 1, means.device)
+        differences = means[:, 1:] - means[:, :-1]
+        return means.diagonal(dim1=-2, dim2=-1) + (differences * weights).sum(-2) + offset
+
+    @abstractmethod
+    def _weights(self, levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """What multiplies A_l - A_{l-1} beyond the leading A_L, (levels, levels + 1); the offset for each L."""
+
+    @property
+    def expected_cost(self) -> float:
+        ratio = 2 * (1 - self.r)  # E[2^L] = r (1 + ratio + ...) below the last level, and all the rest on it
+        if self.max_level is None:
+            return self.m * self.r / (1 - ratio)
+        below = math.fsum(self.r * ratio**level for level in range(self.max_level))
+        return self.m * (below + ratio**self.max_level)
+
+    @property
+    def target_terms(self) -> float | None:
+        return math.inf if self.max_level is None else float(self.m * 2**self.max_level)
+
+    @property
+    def finite_variance(self) -> bool | None:
+        return True
+
+    @classmethod
+    def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
+        check_cost(cost, max_terms)
+        if max_terms is not None:
+            options = [cls(m, max_level=int(math.log2(max_terms / m))) for m in range(1, math.ceil(cost) + 1)]
+            return min(options, key=lambda option: abs(option.expected_cost - cost))
+        if cost >= cls().expected_cost:
+            return cls(round(cost / cls().expected_cost))
+        if cost <= 1.5:
+            raise ValueError(f"cost is {cost}; {cls.__name__} needs more than 1.5 log-weights for each datum")
+        return cls(1, r=cost / (2 * cost - 1))
+
+
+@dataclass(frozen=True)
+class MultilevelRR(Multilevel):
+    r"""Multilevel Russian roulette: every level up to a random one.
+
+    .. math:: A_0 + \sum_{l=1}^L \frac{A_l - A_{l-1}}{(1-r)^l}, \qquad P(L \ge l) = (1-r)^l
+
+    Written with the log-mean of all weights as its leading term: A_L + sum_l (A_l - A_{l-1}) ((1-r)^-l - 1).
+
+    References:
+        Shi and Cornish, On multilevel Monte Carlo unbiased gradient estimation for deep latent variable models
+        (AISTATS 2021); https://proceedings.mlr.press/v130/shi21d.html
+
+    Example:
+        >>> MultilevelRR.at_cost(15).expected_cost
+        15.0
+    """
+
+    def _weights(self, levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        excess, offset = roulette_weights(self.depth_law, self.centre, levels, device)
+        return torch.triu(excess[:, None].expand(levels, levels + 1), 1), offset
+
+
+@dataclass(frozen=True)
+class MultilevelSS(Multilevel):
+    r"""Multilevel single sample: the base and one random level.
+
+    .. math:: A_0 + \frac{A_L - A_{L-1}}{P(L)} \mathbf{1}_{L \ge 1}, \qquad P(L \ge l) = (1-r)^l
+
+    References:
+        Shi and Cornish, On multilevel Monte Carlo unbiased gradient estimation for deep latent variable models
+        (AISTATS 2021); https://proceedings.mlr.press/v130/shi21d.html
+
+    Example:
+        >>> MultilevelSS.at_cost(15).expected_cost
+        15.0
+    """
+
+    def _weights(self, levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        return _single_weights(self.depth_law, self.centre, levels, device)
+
+
+@lru_cache(maxsize=128)
+def _single_weights(law: Law, centre: tuple[float, ...], levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        survival = law.survival(torch.arange(1, levels + 2))
+        inverse = 1 / (survival[:-1] - survival[1:])
+        only_last = torch.diag_embed(inverse, offset=1)[:levels]
+        weights = only_last - torch.triu(torch.ones(levels, levels + 1, dtype=torch.float64), 1)
+        g = torch.tensor(centre + (0.0,) * levels, dtype=torch.float64)[:levels]
+        offset = math.fsum(centre) - pad(g * inverse, (1, 0))
+        return weights.to(device), offset.to(device)

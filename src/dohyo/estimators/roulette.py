@@ -1,0 +1,191 @@
+r"""Russian roulette over a telescoping series, term by term: SUMO and its symmetric successor.
+
+With differences :math:`d_j` whose means are those of IWAE_{m+j} - IWAE_{m+j-1} and a depth K with S(j) = P(K >= j),
+
+.. math:: \mathrm{IWAE}_m + \sum_{j \le K} d_j / S(j)
+
+has mean log p(x), or that of IWAE_{m + cap}. So has, and this is what is computed,
+
+.. math:: \mathrm{IWAE}_{m+K} + \sum_{j \le K} d_j (1/S(j) - 1) + \Big[\sum_j g_j - \sum_{j \le K} g_j / S(j)\Big]
+
+For SUMO, whose differences telescope in each realisation, the first two are the same number. The bracket is the
+centring by constants :math:`g_j`, whose mean is zero whatever they are: it depends on K alone.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dohyo.bounds import leave_one_out_differences, prefix_log_mean, settle
+from dohyo.estimators.estimator import Estimator, check_cost, check_integer
+from dohyo.laws import HarmonicTail, Law, PowerLaw
+
+
+@dataclass(frozen=True)
+class PrefixRoulette(Estimator):
+    """Roulette over prefixes m, m + 1, ...; a final class says what its differences are."""
+
+    m: int = 1
+    law: Law = field(default_factory=HarmonicTail)
+    centre: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_integer("m", self.m, 1)
+        object.__setattr__(self, "centre", check_centre(self.centre, self.law))
+
+    @property
+    def depth_law(self) -> Law:
+        return self.law
+
+    def terms(self, depth: Tensor) -> Tensor:
+        return self.m + depth
+
+    def depth(self, counts: Tensor) -> Tensor:
+        return counts - self.m
+
+    def paths(self, log_w: Tensor) -> Tensor:
+        width = int(min(log_w.shape[-1], self.m + self.law.cap))
+        log_w, anchor, empty = settle(log_w[:, :width])
+        iwae = prefix_log_mean(log_w)[:, self.m - 1 :]
+        value = self.combine(iwae, self._differences(log_w, iwae)) + anchor
+        excess, _ = roulette_weights(self.law, self.centre, width - self.m, log_w.device)
+        # How many weights of each prefix are not zero decides which blocks are empty.
+        alive = (~empty).cumsum(-1)[:, self.m - 1 :]
+        dead_term = (self._fewest_alive(alive) == 0) & (excess != 0)
+        dead = (alive == 0) | (pad(dead_term.long().cumsum(-1), (1, 0)) > 0)
+        return torch.where(dead, -torch.inf, value)
+
+    def combine(self, iwae: Tensor, differences: Tensor) -> Tensor:
+        """The estimate at every depth from IWAE_m, IWAE_{m+1}, ... and d_1, d_2, ..., each (batch, ...)."""
+        excess, offset = roulette_weights(self.law, self.centre, differences.shape[-1], iwae.device)
+        return iwae + pad((differences * excess).cumsum(-1), (1, 0)) + offset
+
+    @abstractmethod
+    def _differences(self, log_w: Tensor, iwae: Tensor) -> Tensor:
+        """d_j for j = 1, ..., width - m."""
+
+    @abstractmethod
+    def _fewest_alive(self, alive: Tensor) -> Tensor:
+        """The smallest number of non-zero weights in a block of d_j, from that number in prefixes m, m + 1, ..."""
+
+    @property
+    def expected_cost(self) -> float:
+        return self.m + self.law.mean
+
+    @property
+    def target_terms(self) -> float | None:
+        return self.m + self.law.cap
+
+
+@dataclass(frozen=True)
+class SUMO(PrefixRoulette):
+    r"""The paper's estimator: roulette over the differences of consecutive IWAE bounds.
+
+    .. math:: \mathrm{SUMO} = \mathrm{IWAE}_m + \sum_{j=1}^K \frac{\mathrm{IWAE}_{m+j} - \mathrm{IWAE}_{m+j-1}}{P(K \ge j)}
+
+    The paper's Algorithm 1 does not say at which index the weights of the K differences are taken; the j-th one is
+    present exactly when K >= j, so it is P(K >= j), not P(K >= m + j), which is biased. Uncapped, the variance is infinite
+    under every law with a finite mean: E[d_j^2] falls as j^-2, and (sum 1/j)^2 <= sum S(j) * sum j^-2 / S(j).
+
+    References:
+        Luo et al., SUMO (ICLR 2020), Algorithm 1; https://arxiv.org/abs/2004.00353
+
+    Example:
+        >>> SUMO.at_cost(15)
+        SUMO(m=10, law=HarmonicTail(alpha=80, decay=0.9), centre=())
+    """
+
+    def _differences(self, log_w: Tensor, iwae: Tensor) -> Tensor:
+        return iwae[:, 1:] - iwae[:, :-1]
+
+    def _fewest_alive(self, alive: Tensor) -> Tensor:
+        return alive[:, :-1]
+
+    @property
+    def finite_variance(self) -> bool | None:
+        return self.law.cap < math.inf
+
+    @classmethod
+    def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
+        check_cost(cost, max_terms)
+        law = HarmonicTail()
+        m = max(1, round(cost - law.mean))
+        if cost < 1 + law.mean:  # the mean grows with alpha from 10 on
+            laws = [HarmonicTail(alpha) for alpha in range(10, 81)]
+            law = min(laws, key=lambda law: abs(law.mean + 1 - cost))
+            if cost < laws[0].mean + 1 - 0.01:
+                raise ValueError(f"cost is {cost}; SUMO with the paper's law costs at least {laws[0].mean + 1:.2f}: use "
+                                 "SymmetricSUMO or MultilevelRR, or SUMO(m=1, law=Geometric(p))")  # fmt: skip
+        return cls(m, law if max_terms is None else law.capped(max_terms - m))
+
+
+@dataclass(frozen=True)
+class SymmetricSUMO(PrefixRoulette):
+    r"""Roulette over leave-one-out differences, with every sample in the leading term.
+
+    .. math:: d_j = \mathrm{IWAE}_{m+j} - \frac{1}{m+j} \sum_{i=1}^{m+j} \mathrm{IWAE}_{m+j}^{(-i)}
+
+    The average over the sample left out cancels the first order of the difference, so that E[d_j^2] falls as j^-4 where
+    SUMO's falls as j^-2, and a power tail with exponent between 1 and 2 gives finite variance at finite cost.
+    Time and, with gradients, memory grow as the square of the number of terms (`bounds.leave_one_out_differences`).
+
+    Example:
+        >>> SymmetricSUMO.at_cost(15).finite_variance
+        True
+    """
+
+    m: int = 4
+    law: Law = field(default_factory=PowerLaw)
+
+    def _differences(self, log_w: Tensor, iwae: Tensor) -> Tensor:
+        return leave_one_out_differences(log_w, self.m + 1)
+
+    def _fewest_alive(self, alive: Tensor) -> Tensor:
+        return alive[:, 1:] - 1
+
+    @property
+    def finite_variance(self) -> bool | None:
+        return self.law.cap < math.inf or self.law.tail_exponent < 2
+
+    @classmethod
+    def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
+        check_cost(cost, max_terms, least=1.1)
+        m = max(1, round(cost / 3.5))
+        cap = math.inf if max_terms is None else max_terms - m
+        return cls(m, power_law_with_mean(cost - m, 1.5, cap))
+
+
+def power_law_with_mean(mean: float, exponent: float, cap: float) -> PowerLaw:
+    """The power law with this mean, by bisection on its scale."""
+    low, high = 1e-6, 1e9
+    for _ in range(100):
+        scale = math.sqrt(low * high)
+        low, high = (scale, high) if PowerLaw(exponent, scale, cap).mean < mean else (low, scale)
+    return PowerLaw(exponent, scale, cap)
+
+
+def check_centre(centre: tuple[float, ...], law: Law) -> tuple[float, ...]:
+    centre = tuple(float(g) for g in centre)
+    if not all(math.isfinite(g) for g in centre):
+        raise ValueError("centre has an entry that is not finite")
+    if len(centre) > law.cap:
+        raise ValueError(f"centre has {len(centre)} entries, but there are only {law.cap:.0f} differences under {law}")
+    return centre
+
+
+@lru_cache(maxsize=128)
+def roulette_weights(law: Law, centre: tuple[float, ...], depth: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """1/S(j) - 1 for j = 1..depth, and the centring's offset for K = 0..depth."""
+    with torch.inference_mode(False):
+        inverse = (1 / law.survival(torch.arange(1, depth + 1))).clamp(max=1e300)
+        g = torch.zeros(depth, dtype=torch.float64)
+        known = min(depth, len(centre))
+        g[:known] = torch.tensor(centre[:known], dtype=torch.float64)
+        offset = math.fsum(centre) - pad((g * inverse).cumsum(0), (1, 0))
+        return (inverse - 1).to(device), offset.to(device)

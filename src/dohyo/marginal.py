@@ -1,0 +1,126 @@
+"""The waist: plan -> rows -> log-weights -> pad -> reduce. Models never see K; estimators never see x or z."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dohyo.estimators import Estimator
+from dohyo.packing import reduce_packed, rows
+
+
+class Model(Protocol):
+    """What the library asks of a model. `bind(x)`, which returns rows -> log-weights, is used in its place if offered."""
+
+    def log_weights(self, x: Tensor, rows: Tensor, /) -> Tensor:
+        """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
+        ...
+
+
+def estimate(
+    log_weights: Callable[[Tensor], Tensor],
+    batch: int,
+    estimator: Estimator,
+    generator: torch.Generator | None = None,
+    *,
+    shared: bool = False,
+    max_rows: int | None = None,
+) -> Tensor:
+    """Estimates of log p(x) for a batch, from any source of log-weights.
+
+    Args:
+        log_weights: rows -> (len(rows),); rows[i] is the datum whose fresh log-weight is wanted i-th.
+        batch: How many data there are.
+        generator: Draws K. The source's own noise comes from wherever it takes it, usually torch's global generator.
+        shared: One K for the whole batch instead of one for each datum.
+        max_rows: The most rows asked for in one call. Bounds memory when no gradient is asked; with gradients autograd
+            keeps every chunk all the same.
+
+    Returns:
+        (batch,) float64.
+
+    Example:
+        >>> sd = 0.5  # log-normal weights with mean one, so that log p(x) = 0
+        >>> source = lambda rows: sd * torch.randn(len(rows)) - sd**2 / 2
+        >>> _ = torch.manual_seed(0)
+        >>> estimates = estimate(source, 10_000, MultilevelRR(4), torch.Generator().manual_seed(0))
+        >>> abs(float(estimates.mean())) < 0.02
+        True
+    """
+    if batch < 1:
+        raise ValueError(f"the batch is empty (batch={batch}); give at least one datum")
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows is {max_rows}; it must be at least 1, or None for no limit")
+    counts = estimator.plan(batch, generator, shared=shared)
+    wanted = rows(counts)
+    chunks = [_checked(log_weights(chunk), chunk) for chunk in wanted.split(max_rows or max(1, len(wanted)))]
+    packed = torch.cat(chunks)
+    check_log_weights(packed)
+    return reduce_packed(estimator.reduce, packed, counts)
+
+
+def log_marginal(
+    model: Model,
+    x: Tensor,
+    estimator: Estimator,
+    generator: torch.Generator | None = None,
+    *,
+    shared: bool = False,
+    max_rows: int | None = None,
+) -> Tensor:
+    """Estimates of log p(x) under a model, (batch,) float64, one for each datum x[i]; see `estimate`."""
+    source = bound(model, x)
+    return estimate(source, len(x), estimator, generator, shared=shared, max_rows=max_rows)
+
+
+def bound(model: Model, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """rows -> log-weights of x[rows], with x encoded once where the model can."""
+    bind = getattr(model, "bind", None)
+    source = bind(x) if bind is not None else lambda rows: model.log_weights(x, rows)
+    return lambda rows: source(rows.to(x.device))
+
+
+def reduce(log_w: Tensor, counts: Tensor, estimator: Estimator) -> Tensor:
+    """`estimator.reduce` with its input checked: log_w (batch, width), row i holding counts[i] log-weights.
+
+    Example:
+        >>> reduce(torch.tensor([[0.0, 2.0]]), torch.tensor([3]), IWAE(2))
+        Traceback (most recent call last):
+            ...
+        ValueError: counts go up to 3, but log_w has only 2 columns
+    """
+    if log_w.ndim != 2 or not log_w.is_floating_point() or counts.shape != log_w.shape[:1]:
+        raise ValueError(
+            f"log_w is {log_w.dtype} {tuple(log_w.shape)} and counts {tuple(counts.shape)}; "
+            "they must be floats (batch, width) and integers (batch,)"
+        )
+    if len(counts) == 0:
+        raise ValueError("the batch is empty; give at least one datum")
+    if int(counts.max()) > log_w.shape[1]:
+        raise ValueError(f"counts go up to {int(counts.max())}, but log_w has only {log_w.shape[1]} columns")
+    depth = estimator.depth(counts)
+    wrong = (depth < 0) | (depth > estimator.depth_law.cap) | (estimator.terms(depth) != counts)
+    if bool(wrong.any()):
+        raise ValueError(f"{estimator} never uses {int(counts[wrong][0])} log-weights; take the counts from its plan")
+    check_log_weights(log_w[torch.arange(log_w.shape[1], device=log_w.device) < counts[:, None]])
+    return estimator.reduce(log_w, counts)
+
+
+def check_log_weights(log_w: Tensor) -> None:
+    """A ValueError if a log-weight is NaN or +inf; -inf, a weight of zero, is fine."""
+    bad = log_w.isnan() | (log_w == torch.inf)
+    if bool(bad.any()):
+        raise ValueError(
+            f"{int(bad.sum())} of {log_w.numel()} log-weights are NaN or +inf; "
+            "check the model for overflow (log p(x, z) - log q(z; x) must be finite, or -inf)"
+        )
+
+
+def _checked(log_w: Tensor, chunk: Tensor) -> Tensor:
+    if log_w.shape != chunk.shape or not log_w.is_floating_point():
+        raise ValueError(
+            f"log_weights returned {log_w.dtype} {tuple(log_w.shape)} for {len(chunk)} rows; "
+            f"it must return one float for each row, ({len(chunk)},)"
+        )
+    return log_w

@@ -1,0 +1,82 @@
+"""A latent-variable model from four distributions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+
+class LatentVariableModel(nn.Module, ABC):
+    r"""p(x, z) = p(z) p(x | z) with a proposal q(z; x), each a `torch.distributions.Distribution`.
+
+    A subclass gives `encode`, `posterior`, `prior` and `likelihood`; log-weights follow:
+
+    .. math:: \log w = \log p(z) + \log p(x \mid z) - \log q(z; x), \qquad z \sim q(\cdot\,; x)
+
+    Distributions inside a model want `validate_args=False`: validation synchronises with the GPU. The proposal's
+    parameters are those of the submodule `encoder`, unless `encoder_parameters` is overridden.
+    """
+
+    @abstractmethod
+    def encode(self, x: Tensor) -> Any:
+        """What q(z; x) needs to know of x, one row for each datum: a tensor or a tuple of tensors."""
+
+    @abstractmethod
+    def posterior(self, code: Any) -> Distribution:
+        """q(z; x), with `rsample`."""
+
+    @abstractmethod
+    def prior(self) -> Distribution:
+        """p(z), of one z."""
+
+    @abstractmethod
+    def likelihood(self, z: Tensor) -> Distribution:
+        """p(x | z)."""
+
+    def bind(self, x: Tensor, detach_posterior: bool = False) -> Callable[[Tensor], Tensor]:
+        """rows -> log-weights of x[rows], encoding x once for any number of calls.
+
+        Args:
+            detach_posterior: Treat the parameters of log q as constants, so that phi's gradient flows through z alone:
+                what the doubly reparameterised gradient (DReG, Tucker et al. 2019) needs.
+        """
+        code = self.encode(x)
+
+        def log_weights(rows: Tensor) -> Tensor:
+            own = _take(code, rows)
+            proposal = self.posterior(own)
+            z = proposal.rsample()
+            if detach_posterior:
+                proposal = self.posterior(_detach(own))
+            return self.prior().log_prob(z) + self.likelihood(z).log_prob(x[rows]) - proposal.log_prob(z)
+
+        return log_weights
+
+    def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+        """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
+        return self.bind(x)(rows)
+
+    def sample(self, n: int) -> Tensor:
+        """n draws of x from the model."""
+        with torch.no_grad():
+            return self.likelihood(self.prior().sample((n,))).sample()
+
+    def encoder_parameters(self) -> Iterator[nn.Parameter]:
+        """phi."""
+        return self.get_submodule("encoder").parameters()
+
+    def decoder_parameters(self) -> Iterator[nn.Parameter]:
+        """theta: every parameter that is not the encoder's."""
+        phi = {id(parameter) for parameter in self.encoder_parameters()}
+        return (parameter for parameter in self.parameters() if id(parameter) not in phi)
+
+
+def _take(code: Any, rows: Tensor) -> Any:
+    return tuple(_take(part, rows) for part in code) if isinstance(code, tuple) else code[rows]
+
+
+def _detach(code: Any) -> Any:
+    return tuple(_detach(part) for part in code) if isinstance(code, tuple) else code.detach()

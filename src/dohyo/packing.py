@@ -1,0 +1,62 @@
+"""Pack for the network, pad for the arithmetic.
+
+A plan is a vector `counts`: datum i gets `counts[i]` log-weights. A network runs on the packed form, exactly
+`sum(counts)` rows with nothing wasted; the estimators' arithmetic runs on a padded rectangle of scalars. One rare huge
+count would make that rectangle as wide as itself for every datum, so `reduce_packed` pads in power-of-two buckets.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def rows(counts: Tensor) -> Tensor:
+    """The datum to which each packed row belongs: datum i, `counts[i]` times.
+
+    Example:
+        >>> rows(torch.tensor([2, 1, 3]))
+        tensor([0, 0, 1, 2, 2, 2])
+    """
+    return torch.repeat_interleave(counts)
+
+
+def pad(packed: Tensor, counts: Tensor) -> Tensor:
+    """The packed vector as a rectangle (batch, max(counts)), with -inf where a row is shorter.
+
+    Example:
+        >>> pad(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 1]))
+        tensor([[1., 2.],
+                [3., -inf]])
+    """
+    if packed.ndim != 1 or packed.numel() != int(counts.sum()):
+        raise ValueError(f"packed has shape {tuple(packed.shape)}, the counts need ({int(counts.sum())},)")
+    if counts.numel() == 0:
+        return packed.new_empty((0, 0))
+    return _rectangle(packed, counts, counts.cumsum(0) - counts, int(counts.max()))
+
+
+def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, counts: Tensor) -> Tensor:
+    """`reduce(log_w, counts)` on packed log-weights: one rectangle for each power-of-two bucket of the count.
+
+    Bucket b holds the data with 2^(b-1) < count <= 2^b and is as wide as its largest count, so that less than half of
+    it is padding whatever the counts are. `counts` may live on another device than `packed`: bucketing is done where
+    the counts are, so counts on the CPU never make a GPU wait.
+    """
+    starts = counts.cumsum(0) - counts
+    bucket = counts.double().log2().ceil().long()
+    members = [torch.nonzero(bucket == b).squeeze(1) for b in bucket.unique().tolist()]
+    reduced = []
+    for data in members:
+        own_counts = counts[data]
+        width = int(own_counts.max())
+        own_starts, own_counts = starts[data].to(packed.device), own_counts.to(packed.device)
+        reduced.append(reduce(_rectangle(packed, own_counts, own_starts, width), own_counts))
+    order = torch.cat(members).argsort().to(packed.device)
+    return torch.cat(reduced)[order]
+
+
+def _rectangle(packed: Tensor, counts: Tensor, starts: Tensor, width: int) -> Tensor:
+    columns = torch.arange(width, device=packed.device)
+    position = (starts[:, None] + columns).clamp(max=packed.numel() - 1)
+    return torch.where(columns < counts[:, None], packed[position], -torch.inf)
