@@ -73,10 +73,10 @@ def block_width(samples: int, replicates: int) -> int:
 
 def _read_numpy(path: Path, key: str | None) -> NDArray[Any]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
             arrays = {name: loaded[name] for name in loaded.files}
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: cannot be read ({error}); is it truncated, or not a {path.suffix} file?") from error

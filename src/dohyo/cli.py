@@ -113,7 +113,7 @@ def _estimate(config: Namespace) -> int:
     if config.out is not None:
         _write_per_datum(config.out, result)
     if config.plot is not None:
-        from dohyo.plots import plot_bank
+        from dohyo.plots.bank import plot_bank
 
         plot_bank(log_w, config.cost, config.replicates, config.seed, config.plot)
     if config.json:

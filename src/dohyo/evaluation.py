@@ -117,8 +117,8 @@ def evaluate(
         )
     if target_stderr is not None and not (target_stderr > 0 and estimator.finite_variance):
         raise ValueError(
-            f"target_stderr is {target_stderr} and {type(estimator).__name__}.finite_variance {estimator.finite_variance}; the "
-            "one must be positive and the other True: use SymmetricSUMO or MultilevelRR, or cap the law"
+            f"target_stderr is {target_stderr}, and finite_variance of {type(estimator).__name__} {estimator.finite_variance}; "
+            "the one must be positive and the other True: use SymmetricSUMO or MultilevelRR, or cap the law"
         )
     if isinstance(data, Tensor):
         batches: Iterable[Any] = data.split(batch_size) if len(data) else ()
@@ -217,7 +217,7 @@ def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Compariso
 
 
 def student_quantile(p: float, degrees: int) -> float:
-    """Student's t quantile (exact for 1 and 2 degrees, then Hill's expansion, good to 0.5% at p = 0.975)."""
+    """Student's t quantile (exact for 1 and 2 degrees, then Hill's expansion, good to 1% at p = 0.975)."""
     if degrees == 1:
         return math.tan(math.pi * (p - 0.5))
     if degrees == 2:

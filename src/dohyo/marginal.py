@@ -41,10 +41,11 @@ def estimate(
         (batch,) float64.
 
     Example:
+        >>> import dohyo
         >>> sd = 0.5  # log-normal weights with mean one, so that log p(x) = 0
         >>> source = lambda rows: sd * torch.randn(len(rows)) - sd**2 / 2
         >>> _ = torch.manual_seed(0)
-        >>> estimates = estimate(source, 10_000, MultilevelRR(4), torch.Generator().manual_seed(0))
+        >>> estimates = dohyo.estimate(source, 10_000, dohyo.MultilevelRR(4), torch.Generator().manual_seed(0))
         >>> abs(float(estimates.mean())) < 0.02
         True
     """
@@ -85,7 +86,8 @@ def reduce(log_w: Tensor, counts: Tensor, estimator: Estimator) -> Tensor:
     """`estimator.reduce` with its input checked: log_w (batch, width), row i holding counts[i] log-weights.
 
     Example:
-        >>> reduce(torch.tensor([[0.0, 2.0]]), torch.tensor([3]), IWAE(2))
+        >>> import dohyo
+        >>> dohyo.reduce(torch.tensor([[0.0, 2.0]]), torch.tensor([3]), dohyo.IWAE(2))
         Traceback (most recent call last):
             ...
         ValueError: counts go up to 3, but log_w has only 2 columns

@@ -93,7 +93,7 @@ class Estimator(ABC):
 
     def depths(self, width: int) -> Tensor:
         """The depths 0, 1, ... that `width` log-weights allow."""
-        most = int(self.depth(torch.tensor([width])).clamp(max=min(self.depth_law.cap, 2**62)))
+        most = int(self.depth(torch.tensor([width])).clamp(min=-1, max=min(self.depth_law.cap, 2**62)))
         return torch.arange(most + 1)
 
     @property

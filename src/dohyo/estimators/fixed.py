@@ -133,7 +133,7 @@ class JVI(FixedEstimator):
 
     Example:
         >>> JVI(3).reduce(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([3]))
-        tensor([1.4829], dtype=torch.float64)
+        tensor([1.4776], dtype=torch.float64)
     """
 
     k: int = 5

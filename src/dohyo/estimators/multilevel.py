@@ -114,8 +114,8 @@ class MultilevelRR(Multilevel):
         (AISTATS 2021); https://proceedings.mlr.press/v130/shi21d.html
 
     Example:
-        >>> MultilevelRR.at_cost(15).expected_cost
-        15.0
+        >>> MultilevelRR.at_cost(15)
+        MultilevelRR(m=5, r=0.6, max_level=None, centre=())
     """
 
     def _weights(self, levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -134,8 +134,8 @@ class MultilevelSS(Multilevel):
         (AISTATS 2021); https://proceedings.mlr.press/v130/shi21d.html
 
     Example:
-        >>> MultilevelSS.at_cost(15).expected_cost
-        15.0
+        >>> MultilevelSS.at_cost(15)
+        MultilevelSS(m=5, r=0.6, max_level=None, centre=())
     """
 
     def _weights(self, levels: int, device: torch.device) -> tuple[Tensor, Tensor]:

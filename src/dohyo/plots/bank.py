@@ -1,4 +1,4 @@
-"""Pictures of log-weight banks. matplotlib's object interface is used: no backend is chosen, no global state changed."""
+"""Pictures of banks of log-weights."""
 
 import json
 import math

@@ -1,0 +1,41 @@
+# The README's two commands are `make demo` and `make test`; both create .venv and install what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint types bench docs clean
+.DEFAULT_GOAL := test
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
+
+test: lint types
+	$(BIN)/python -m pytest -n 2 -q
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.efficiency
+	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.stratified
+	$(BIN)/python -m benchmarks.import_time
+
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
+
+clean:
+	rm -rf $(VENV) docs/_build demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,179 @@
+"""What a random K costs in time: one forward and backward pass of the paper's VAE, batch 100, at 15 log-weights a datum.
+
+Each round times, in random order: a pass with IWAE-15, and for SUMO, SymmetricSUMO and MultilevelRR a pass by
+`dohyo.log_marginal` (one K for each datum, packed), the arithmetic of `reduce` alone on the same counts, forward and
+backward, and the same pass with every datum padded to the longest count in the network. Means over rounds are compared,
+with bootstrap intervals, because K is random and rare long passes count; medians are given too. Goals: SUMO at most 1.15 of
+IWAE-15, its `reduce` under a tenth of its pass. Last come time and peak memory of SymmetricSUMO.reduce at 2,000 log-weights
+a datum. On one thread, the default, the clock is the process's CPU time, which others on the machine hardly disturb.
+"""
+
+import argparse
+import multiprocessing
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dohyo
+from dohyo.models import VAE
+from dohyo.packing import reduce_packed
+
+from benchmarks.weights import environment, save
+
+BATCH, COST, SEED = 100, 15, 0
+MOST_ROWS = 40_000  # a padded pass beyond this is not run (memory); its rows still count
+ESTIMATORS = {
+    "iwae": dohyo.IWAE(COST),
+    "sumo": dohyo.SUMO.at_cost(COST),
+    "symmetric-sumo": dohyo.SymmetricSUMO.at_cost(COST),
+    "multilevel-rr": dohyo.MultilevelRR.at_cost(COST),
+}
+GOALS = {"sumo / iwae": 1.15, "sumo reduce / sumo": 0.10}
+
+
+def now() -> float:
+    """CPU seconds on one thread; on several, whose waiting counts too, seconds on the wall."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def clock(work: Callable[[], Tensor]) -> float:
+    """Seconds of a forward and backward pass."""
+    begin = now()
+    work().mean().backward()
+    return now() - begin
+
+
+def padded(model: VAE, x: Tensor, estimator: dohyo.Estimator, counts: Tensor) -> Tensor:
+    """The estimates when the network runs on max(counts) rows for every datum; the arithmetic is packed all the same."""
+    width = int(counts.max())
+    log_w = model.bind(x)(dohyo.rows(torch.full_like(counts, width))).view(len(counts), width)
+    return reduce_packed(estimator.reduce, log_w[torch.arange(width) < counts[:, None]], counts)
+
+
+def measure(rounds: int, padded_rounds: int) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+    """Seconds of everything in each round, and network rows, packed and padded, of each plan."""
+    torch.manual_seed(SEED)
+    model, x = VAE(), torch.rand(BATCH, 784).bernoulli()
+    generator, order = torch.Generator().manual_seed(SEED), random.Random(SEED)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    network_rows: dict[str, list[int]] = defaultdict(list)
+    for step in range(-10, rounds):  # the first ones warm up
+        for name in order.sample(sorted(ESTIMATORS), len(ESTIMATORS)):
+            estimator = ESTIMATORS[name]
+            state = generator.get_state()
+            own = {name: clock(lambda e=estimator: dohyo.log_marginal(model, x, e, generator))}
+            counts = estimator.plan(BATCH, generator.set_state(state))  # the counts of that pass
+            leaf = torch.randn(int(counts.sum()), requires_grad=True)
+            own[f"{name} reduce"] = clock(lambda e=estimator, w=leaf, n=counts: reduce_packed(e.reduce, w, n))
+            rectangle = BATCH * int(counts.max())
+            if name != "iwae" and 0 <= step < padded_rounds and rectangle <= MOST_ROWS:
+                own[f"{name} padded"] = clock(lambda e=estimator, n=counts: padded(model, x, e, n))
+                own[f"{name} packed"] = own[name]
+            model.zero_grad()
+            if step >= 0:
+                for key, value in own.items():
+                    seconds[key].append(value)
+                network_rows[name].append(int(counts.sum()))
+                network_rows[f"{name} padded"].append(rectangle)
+    return seconds, network_rows
+
+
+def ratio(above: list[float], below: list[float]) -> dict[str, Any]:
+    """The ratio of the means over paired rounds with a 95% bootstrap interval, and the median of the ratios."""
+    a, b = torch.tensor(above, dtype=torch.float64), torch.tensor(below, dtype=torch.float64)
+    pick = torch.randint(len(a), (2000, len(a)), generator=torch.Generator().manual_seed(SEED))
+    ratios = a[pick].mean(-1) / b[pick].mean(-1)
+    return {
+        "of_means": float(a.mean() / b.mean()),
+        "stderr": float(ratios.std()),
+        "interval": ratios.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist(),
+        "median": float((a / b).median()),
+        "rounds": len(a),
+    }
+
+
+def wide(data: int, width: int, backward: bool, repeats: int = 5) -> dict[str, Any]:
+    """Time on one core and peak memory of SymmetricSUMO.reduce; for a fresh process, whose peak is its own."""
+    torch.set_num_threads(1)
+    estimator, counts = ESTIMATORS["symmetric-sumo"], torch.full((data,), width)
+
+    def work(width: int) -> None:
+        log_w = torch.randn(data, width, dtype=torch.float64, requires_grad=backward)
+        value = estimator.reduce(log_w, counts.clamp(max=width)).sum()
+        if backward:
+            value.backward()
+
+    work(32)
+    before = peak_mib()
+    times = []
+    for _ in range(repeats):
+        begin = now()
+        work(width)
+        times.append(now() - begin)
+    seconds, peak = statistics.median(times), peak_mib() - before
+    return {"data": data, "width": width, "backward": backward, "seconds": seconds, "peak_mib": peak}
+
+
+def peak_mib() -> float:
+    """The most memory this process has held, from Linux; getrusage would start at the parent's peak."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--padded-rounds", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    seconds, network_rows = measure(options.rounds, options.padded_rounds)
+    ratios = {f"{name} / iwae": ratio(seconds[name], seconds["iwae"]) for name in ESTIMATORS if name != "iwae"}
+    ratios |= {f"{name} reduce / {name}": ratio(seconds[f"{name} reduce"], seconds[name]) for name in ESTIMATORS}
+    for name in ESTIMATORS:
+        if f"{name} padded" in seconds:
+            ratios[f"{name} padded / packed"] = ratio(seconds[f"{name} padded"], seconds[f"{name} packed"])
+    for key, goal in GOALS.items():
+        ratios[key] |= {"goal": goal, "met": ratios[key]["of_means"] <= goal}
+    print(f"{'ratio':40s} {'of means':>9s} {'95% interval':>17s} {'median':>7s}")
+    for key, found in ratios.items():
+        verdict = f"  goal {found['goal']} {'met' if found['met'] else 'MISSED'}" if "goal" in found else ""
+        low, high = found["interval"]
+        print(f"{key:40s} {found['of_means']:9.3f} {low:8.3f} {high:8.3f} {found['median']:7.3f}{verdict}")
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        shapes = [(data, 2000, backward) for data in (1, 8) for backward in (False, True)]
+        wides = [pool.apply(wide, shape) for shape in shapes]
+    print("SymmetricSUMO.reduce, one core")
+    for row in wides:
+        print(
+            f"{row['data']} x {row['width']}, backward {row['backward']}: {row['seconds']:.3f} s, {row['peak_mib']:.0f} MiB"
+        )
+    config = environment() | {"batch": BATCH, "cost": COST, "seed": SEED, "model": "VAE 784-200-200-50", "goals": GOALS}
+    config["clock"] = "process CPU time" if options.threads == 1 else "wall"
+    config |= {"rounds": options.rounds, "padded_rounds": options.padded_rounds, "most_padded_rows": MOST_ROWS}
+    summary = {
+        key: {
+            "mean": statistics.mean(own),
+            "stderr": statistics.stdev(own) / len(own) ** 0.5,
+            "median": statistics.median(own),
+        }
+        for key, own in seconds.items()
+    }
+    rows = {key: {"mean": statistics.mean(own), "max": max(own)} for key, own in network_rows.items()}
+    config["estimators"] = {name: dohyo.to_dict(estimator) for name, estimator in ESTIMATORS.items()}
+    save(
+        options.out / "throughput.json",
+        {"config": config, "ratios": ratios, "seconds": summary, "network_rows": rows, "wide_reduce": wides},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Sphinx configuration. The package must be importable: install it, or put `src` on PYTHONPATH."""
+
+from dohyo import __version__
+
+project = "dohyo"
+author = "The dohyo developers"
+copyright = "2026, The dohyo developers"
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+# Docstrings write `name` for code, and list a dataclass's fields under "Attributes:".
+default_role = "code"
+napoleon_use_ivar = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+
+html_theme = "furo"
+html_title = f"dohyo {version}"

@@ -1,0 +1,168 @@
+"""`dohyo estimate` as a user runs it: real files, a real process."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dohyo
+from dohyo.bank import estimate_bank, load_log_weights
+from dohyo.cli import main
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dohyo", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    log_w = 1.5 * np.random.default_rng(0).standard_normal((300, 400)) - 90
+    np.save(folder / "weights.npy", log_w.astype(np.float32))
+    np.savez(folder / "weights.npz", log_w=log_w, other=log_w[:3])
+    np.savez(folder / "single.npz", anything=log_w)
+    np.savetxt(folder / "weights.csv", log_w[:30, :50], delimiter=",")
+    with_nan = log_w.copy()
+    with_nan[2, 5] = math.nan
+    np.save(folder / "nan.npy", with_nan)
+    np.save(folder / "cube.npy", np.zeros((2, 3, 4)))
+    np.save(folder / "empty.npy", np.zeros((0, 4)))
+    np.save(folder / "words.npy", np.array(["a", "b"]))
+    np.save(folder / "pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    whole = (folder / "weights.npy").read_bytes()
+    (folder / "truncated.npy").write_bytes(whole[: len(whole) // 2])
+    (folder / "truncated.npz").write_bytes((folder / "weights.npz").read_bytes()[:5000])
+    (folder / "text.csv").write_text("1,2,3\n4,five,6\n")
+    (folder / "ragged.csv").write_text("1,2,3\n4,5\n")
+    (folder / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
+    (folder / "weights.txt").write_text("1 2 3\n")
+    (folder / "broken.yaml").write_text("name: sumo\nm: -3\n")
+    (folder / "config.yaml").write_text("estimator: iwae\ncost: 20\n")
+    (folder / "badkey.yaml").write_text("estimater: iwae\n")
+    return folder
+
+
+def test_table_plot_and_files(folder: Path, tmp_path: Path) -> None:
+    done = run("estimate", str(folder / "weights.npy"), "--estimator", "symmetric-sumo", "--cost", "15",
+               "--plot", "a/figure.png", "--out", "a/values.csv", folder=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "unbiased for IWAE_400" in done.stdout
+    assert "k-hat" in done.stdout
+    assert (tmp_path / "a/figure.png").read_bytes().startswith(b"\x89PNG")
+    numbers = json.loads((tmp_path / "a/figure.json").read_text())
+    assert {point["estimator"] for point in numbers["at_cost"]} == set(dohyo.estimators.ESTIMATORS)
+    assert numbers["iwae"]["k"][-1] == 400
+    assert numbers["iwae"]["mean"] == pytest.approx(sorted(numbers["iwae"]["mean"]), abs=0.05)
+    assert len((tmp_path / "a/values.csv").read_text().splitlines()) == 301
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["figure.json", "figure.png", "values.csv"]
+
+
+def test_json_is_one_object_and_nothing_else(folder: Path) -> None:
+    done = run("estimate", "weights.npz", "--key", "log_w", "--estimator", "multilevel-rr", "--cost", "10",
+               "--replicates", "5", "--json", folder=folder)  # fmt: skip
+    report = json.loads(done.stdout)
+    assert done.stderr == ""
+    assert report["kind"].startswith("unbiased for IWAE_")
+    assert dohyo.from_dict(report["estimator"]).target_terms <= 400 // 5
+    exact = -90 + 1.5**2 / 2
+    assert abs(report["mean"] - exact) < 4 * report["noise_stderr"] + 0.05  # IWAE_n is a little below
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.npy"], "no such file"),
+        (["weights.txt"], "ending must be"),
+        (["truncated.npy"], "truncated"),
+        (["truncated.npz"], "truncated"),
+        (["pickled.npy"], "cannot be read"),
+        (["text.csv"], "line 2, column 2: 'five' is not a number"),
+        (["ragged.csv"], "line 2 has 2 numbers"),
+        (["binary.csv"], "not a text file"),
+        (["nan.npy"], "row 3, column 6"),
+        (["cube.npy"], "(2, 3, 4)"),
+        (["empty.npy"], "not empty"),
+        (["words.npy"], "real numbers"),
+        (["weights.npz"], "choose one with --key"),
+        (["weights.npz", "--key", "logw"], "did you mean 'log_w'"),
+        (["weights.npy", "--estimator", "simmetric-sumo"], "did you mean 'symmetric-sumo'"),
+        (["weights.npy", "--estimator", "broken.yaml"], "m is -3"),
+        (["weights.npy", "--estimator", "absent.yaml"], "absent.yaml"),
+        (["weights.npy", "--cost", "500"], "lower the cost"),
+        (["weights.npy", "--cost", "0"], "cost is 0"),
+        (["weights.npy", "--cost", "many"], "cost"),
+        (["weights.npy", "--replicates", "0"], "replicates is 0"),
+        (["weights.npy", "--replicates", "50"], "lower the cost"),
+        (["weights.npy", "--confidence", "95"], "--confidence is 95"),
+        (["weights.npy", "--colour", "red"], "--colour"),
+        (["weights.npy", "--config", "badkey.yaml"], "estimater"),
+        (["weights.npy", "--out", "/proc/no/such/place.csv"], "/proc/no"),
+        ([], "file"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    folder: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["estimate", *arguments]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("dohyo: error: ")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_bad_input_in_a_real_process(folder: Path) -> None:
+    for arguments in (["truncated.npy"], ["text.csv"], ["nan.npy"], ["weights.npy", "--estimator", "zumo"]):
+        done = run("estimate", *arguments, folder=folder)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.startswith("dohyo: error: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_help_version_and_config(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(folder)
+    for arguments, expected in ((["estimate", "--help"], "examples:"), (["--version"], dohyo.__version__)):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+        assert expected in capsys.readouterr().out
+    assert main(["estimate", "weights.csv", "--config", "config.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["estimator"] == {"name": "iwae", "k": 20}
+    assert main([]) == 2
+    assert "estimate" in capsys.readouterr().err
+
+
+def test_a_tuned_estimator_from_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    tuned = dohyo.tune(load_log_weights(Path("weights.npy"))[:50], 10, max_terms=64)
+    Path("tuned.json").write_text(json.dumps(dohyo.to_dict(tuned)))
+    assert main(["estimate", "weights.npy", "--estimator", "tuned.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "unbiased for IWAE_64"
+
+
+def test_no_weight_is_used_twice() -> None:
+    """Rows whose weights are powers of two: the ELBO of a block names the weights it used."""
+    import torch
+
+    log_w = (2.0 ** torch.arange(12)).expand(4, 12).double()
+    result = estimate_bank(log_w, dohyo.ELBO(3), replicates=4)
+    torch.testing.assert_close(result.per_datum * 12, log_w.sum(-1))
+    with pytest.raises(ValueError, match="more than the 3"):
+        estimate_bank(log_w, dohyo.ELBO(4), replicates=4)
+    with pytest.raises(ValueError, match="cap the law"):
+        estimate_bank(log_w, dohyo.SUMO(1))
+
+
+def test_one_row_is_one_datum(tmp_path: Path) -> None:
+    np.save(tmp_path / "row.npy", np.zeros(50))
+    assert load_log_weights(tmp_path / "row.npy").shape == (1, 50)

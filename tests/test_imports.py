@@ -1,0 +1,71 @@
+"""The rooms: who may import whom, and what `import dohyo` may load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dohyo
+
+SOURCE = Path(dohyo.__file__).parent
+# Each room and the rooms of dohyo that it may use. What is not named here may use anything but the command line.
+ALLOWED = {
+    "packing": set(),
+    "laws": set(),
+    "bounds": set(),
+    "estimators": {"packing", "laws", "bounds", "estimators"},
+    "marginal": {"packing", "estimators"},
+    "diagnostics": {"estimators", "laws", "bounds"},
+    "tuning": {"bounds", "diagnostics", "estimators", "laws"},
+    "evaluation": {"diagnostics", "estimators", "marginal", "packing"},
+    "models": {"packing", "models"},
+}
+LIBRARY = {*ALLOWED, "files"}
+
+
+def rooms_used(path: Path) -> set[str]:
+    used = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dohyo":
+            names = [node.module.split(".")[1]] if "." in node.module else [alias.name for alias in node.names]
+            used.update(names)
+        elif isinstance(node, ast.Import):
+            used.update(alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dohyo."))
+    return used
+
+
+def files_of(room: str) -> list[Path]:
+    return [SOURCE / f"{room}.py"] if (SOURCE / f"{room}.py").exists() else sorted((SOURCE / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_rooms(room: str) -> None:
+    assert files_of(room)
+    for path in files_of(room):
+        assert rooms_used(path) <= ALLOWED[room], path.name
+
+
+def test_the_library_never_uses_the_command_line() -> None:
+    for room in LIBRARY:
+        for path in files_of(room):
+            assert not rooms_used(path) & {"cli", "plots", "bank"}, path.name
+
+
+def test_import_loads_nothing_heavier_than_torch() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import dohyo; "
+        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
+    )
+    added = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"matplotlib", "rich", "jsonargparse", "yaml", "lightning", "scipy", "jinja2", "tensorboard"} & set(added)
+
+
+def test_import_changes_no_global_state() -> None:
+    code = (
+        "import torch; torch.manual_seed(0); a = torch.random.get_rng_state(); d = torch.get_default_dtype(); "
+        "import dohyo; print(torch.equal(a, torch.random.get_rng_state()), d == torch.get_default_dtype())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["True", "True"]
