@@ -140,9 +140,7 @@ def test_help_version_and_config(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "estimate" in capsys.readouterr().err
 
 
-def test_a_tuned_estimator_from_a_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tuned_estimator_from_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(folder)
     tuned = dohyo.tune(load_log_weights(Path("weights.npy"))[:50], 10, max_terms=64)
     Path("tuned.json").write_text(json.dumps(dohyo.to_dict(tuned)))

@@ -161,9 +161,10 @@ def test_one_datum() -> None:
 
 
 def test_student_quantiles() -> None:
-    table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 5: 2.5706, 10: 2.2281, 30: 2.0423}  # printed in every textbook, p = 0.975
+    table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 10: 2.2281, 30: 2.0423, 1000: 1.9623}  # of p = 0.975
     for degrees, value in table.items():
-        assert student_quantile(0.975, degrees) == pytest.approx(value, rel=1e-2)
+        assert student_quantile(0.975, degrees) == pytest.approx(value, abs=1e-4)
+    assert student_quantile(0.995, 3) == pytest.approx(5.8409, abs=1e-4)
 
 
 def test_summary_is_json() -> None:

@@ -19,7 +19,8 @@ ALLOWED = {
     "marginal": {"packing", "estimators"},
     "diagnostics": {"estimators", "laws", "bounds"},
     "tuning": {"bounds", "diagnostics", "estimators", "laws"},
-    "evaluation": {"diagnostics", "estimators", "marginal", "packing"},
+    "evaluation": {"diagnostics", "estimators", "files", "marginal", "packing"},
+    "objectives": {"estimators", "marginal", "packing", "objectives"},
     "models": {"packing", "models"},
 }
 LIBRARY = {*ALLOWED, "files"}

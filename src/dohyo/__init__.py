@@ -53,3 +53,14 @@ __all__ = [
     "to_dict",
     "tune",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`fit`, `LoopConfig`, `models` and `objectives` wait until they are asked for: training needs more than torch."""
+    import importlib
+
+    if name in ("fit", "LoopConfig"):
+        return getattr(importlib.import_module("dohyo.training"), name)
+    if name in ("models", "objectives", "data"):
+        return importlib.import_module(f"dohyo.{name}")
+    raise AttributeError(f"module 'dohyo' has no attribute {name!r}")

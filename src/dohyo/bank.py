@@ -52,9 +52,11 @@ def estimate_bank(
     """
     data, samples = log_w.shape
     width = block_width(samples, replicates)
-    terms = int(estimator.terms(estimator.depths(width)[-1:])) if len(estimator.depths(width)) else width + 1
-    if terms > width or estimator.target_terms == torch.inf:
-        raise ValueError(f"{estimator} may need more than the {width} log-weights of a block; lower the cost or cap the law")
+    if estimator.max_terms > width:
+        raise ValueError(
+            f"this {type(estimator).__name__} may need {estimator.max_terms:.0f} log-weights, more than the {width} of a block; "
+            "lower the cost, cap the law, or use fewer replicates"
+        )
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(log_w.shape, generator=generator).argsort(-1)
     blocks = log_w.gather(1, order)[:, : width * replicates].reshape(data * replicates, width)

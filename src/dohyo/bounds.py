@@ -13,7 +13,7 @@ from torch import Tensor
 
 # What stands for log 0 after a row has been shifted to have maximum 0: low enough that exp() of it is exactly 0 beside any
 # real weight, high enough that log 2 added to it is not lost.
-FLOOR = -1e9
+FLOOR = -1e12
 _CELLS = 2**22  # most cells of one temporary in the pairwise part of `leave_one_out_differences`
 
 

@@ -45,7 +45,7 @@ def moments(estimator: Estimator, log_w: Tensor, grad_log_w: Tensor | None = Non
         grad_log_w: (data, samples, parameters), d log w / d theta for each weight, to measure the gradient's variance,
             the paper's criterion; a random projection of a long theta does as well.
     """
-    blocks, grads = cut(log_w, estimator.target_terms, grad_log_w)
+    blocks, grads = cut(log_w, estimator.max_terms, grad_log_w)
     depths, probability, uncovered = depth_probabilities(estimator, blocks.shape[-1])
     flat = blocks.flatten(0, 1)
     mean, variance = stratified_moments(estimator.paths(flat).view(*blocks.shape[:2], -1), probability)
@@ -83,6 +83,8 @@ def depth_probabilities(estimator: Estimator, width: int) -> tuple[Tensor, Tenso
     if len(depths) == 0:
         raise ValueError(f"blocks of {width} log-weights are too short for {estimator}; give more pilot samples")
     survival = estimator.depth_law.survival(torch.cat([depths, depths[-1:] + 1]))
+    drawable = survival[:-1] > 1e-30  # deeper ones are never drawn, and their weights overflow
+    depths, survival = depths[drawable], survival[: int(drawable.sum()) + 1].clone()
     uncovered = float(survival[-1])
     survival[-1] = 0.0
     return depths, survival[:-1] - survival[1:], uncovered
@@ -90,6 +92,7 @@ def depth_probabilities(estimator: Estimator, width: int) -> tuple[Tensor, Tenso
 
 def stratified_moments(paths: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance for each datum from paths (data, blocks, depths)."""
+    paths = paths[..., : len(probability)]
     averaged = (paths * probability).sum(-1)
     second = (paths.square() * probability).sum(-1).mean(-1)
     mean = averaged.mean(-1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dohyo.diagnostics import khat, median_of_means
 from dohyo.estimators import Estimator
+from dohyo.files import plain as to_plain
 from dohyo.marginal import Model, bound, estimate
 from dohyo.packing import rows
 
@@ -64,7 +65,7 @@ class Evaluation:
             "max": float(finite.max()) if len(finite) else None,
             "share_above_0.7": float((finite > _HEAVY).double().mean()) if len(finite) else None,
         }
-        return {"data": len(self.per_datum)} | {key: _json(value) for key, value in plain.items()}
+        return {"data": len(self.per_datum), **to_plain(plain)}
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,11 @@ def evaluate(
             return torch.stack(values, -1).cpu()
 
         if target_stderr is not None:
-            pilot = torch.cat([replicated(x, _PILOT_REPLICATES) for x in _first(batches, _PILOT_DATA)])
+            pilot = [replicated(x, _PILOT_REPLICATES).var(-1) for x in _first(batches, _PILOT_DATA)]
+            noise = float(torch.cat(pilot).nanmean()) if pilot else math.nan
             total = sum(len(x) for x in _tensors(batches))
-            replicates = max(1, math.ceil(float(pilot.var(-1).mean()) / (total * target_stderr**2)))
+            if math.isfinite(noise):  # two at least, so that the error reached can be told
+                replicates = max(2, math.ceil(noise / (total * target_stderr**2)))
         values, fingerprint, done = [], 0, 0
         for x in _tensors(batches):
             values.append(replicated(x, replicates))
@@ -183,11 +186,17 @@ def summarise(
     if estimator.finite_variance is False:
         robust_mean, robust_interval = median_of_means(per_datum if data > 1 else values[0], confidence)
         warnings.append("this estimator's variance is infinite: the interval is not to be trusted (see robust_interval)")
+    unseen = estimator.unseen_share(values.numel())
+    if estimator.finite_variance and unseen > 0.5:
+        warnings.append(
+            f"about {unseen:.0%} of this estimator's variance comes from depths that {values.numel()} draws hardly reach: the "
+            "standard error is far too small; use symmetric-sumo or multilevel-rr"
+        )
     heavy = float((khat > _HEAVY).double().mean()) if len(khat) else 0.0
     if heavy > 0:
         warnings.append(
             f"Pareto k-hat is above {_HEAVY} for {heavy:.0%} of the {len(khat)} data examined (largest "
-            f"{float(khat.max()):.2f}): their weights may have no variance, and errors may be larger than stated"
+            f"{float(khat[khat.isfinite()].max()):.2f}): their weights may have no variance, and errors may be larger than stated"
         )
     return Evaluation(
         mean, stderr, noise, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
@@ -205,11 +214,13 @@ def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Compariso
     if len(a.per_datum) < 2:
         raise ValueError("one datum gives no error bar for the difference; compare on at least two")
     delta = a.per_datum - b.per_datum
+    if not bool(delta.isfinite().all()):
+        raise ValueError("some estimates are -inf, so that there is no difference; see the evaluations' warnings")
     warnings = []
     if a.kind != b.kind:
         warnings.append(f"a is {a.kind} and b is {b.kind}: their difference is not a difference of log p(x)")
-    elif a.kind == "lower bound":
-        warnings.append("both are lower bounds: their difference is neither a bound nor unbiased")
+    elif a.kind != "unbiased":
+        warnings.append(f"both are {a.kind}: their difference is neither a bound on that of log p(x) nor unbiased for it")
     warnings += [f"{name}: {warning}" for name, side in (("a", a), ("b", b)) for warning in side.warnings]
     difference, stderr = float(delta.mean()), float(delta.std() / math.sqrt(len(delta)))
     half = student_quantile(0.5 + confidence / 2, len(delta) - 1) * stderr
@@ -217,14 +228,24 @@ def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Compariso
 
 
 def student_quantile(p: float, degrees: int) -> float:
-    """Student's t quantile (exact for 1 and 2 degrees, then Hill's expansion, good to 1% at p = 0.975)."""
-    if degrees == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if degrees == 2:
-        return (2 * p - 1) / math.sqrt(2 * p * (1 - p))
-    z = float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
-    series = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return math.fsum(term / degrees**i for i, term in enumerate(series))
+    """Student's t quantile for 1/2 < p < 1, by bisection on the closed form of its distribution function."""
+    if degrees > 200:  # Hill's expansion, exact to 1e-6 from here on
+        z = float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
+        return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _central_probability(angle, degrees) < 2 * p - 1 else (low, angle)
+    return math.sqrt(degrees) * math.tan(angle)
+
+
+def _central_probability(angle: float, degrees: int) -> float:
+    """P(|T| < sqrt(degrees) tan(angle)), a finite sum of powers of the cosine (Abramowitz and Stegun 26.7.3-4)."""
+    term, total = (math.cos(angle), 0.0) if degrees % 2 else (1.0, 0.0)
+    for i in range(1 + degrees % 2, degrees, 2):
+        total += term
+        term *= i / (i + 1) * math.cos(angle) ** 2
+    return 2 / math.pi * (angle + math.sin(angle) * total) if degrees % 2 else math.sin(angle) * total
 
 
 class _Counted:
@@ -241,16 +262,17 @@ class _Counted:
 @contextmanager
 def _apart(model: object, seed: int) -> Iterator[None]:
     """No gradients, evaluation mode, a seed of its own; all put back afterwards."""
-    training = isinstance(model, nn.Module) and model.training
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
-        if isinstance(model, nn.Module):
-            model.eval()
+        for module in modules:
+            module.training = False
         try:
             yield
         finally:
-            if isinstance(model, nn.Module):
-                model.train(training)
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
 
 
 def _tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
@@ -267,9 +289,3 @@ def _first(batches: Iterable[Any], count: int) -> Iterator[Tensor]:
             return
         yield x[:count]
         count -= len(x)
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return [_json(part) for part in value] if isinstance(value, tuple) else value

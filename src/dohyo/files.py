@@ -1,10 +1,12 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and what JSON can hold."""
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -20,6 +22,15 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: null for numbers that are not finite, lists for tuples."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _umask() -> int:

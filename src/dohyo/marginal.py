@@ -92,9 +92,10 @@ def reduce(log_w: Tensor, counts: Tensor, estimator: Estimator) -> Tensor:
             ...
         ValueError: counts go up to 3, but log_w has only 2 columns
     """
-    if log_w.ndim != 2 or not log_w.is_floating_point() or counts.shape != log_w.shape[:1]:
+    wrong_type = not log_w.is_floating_point() or counts.is_floating_point()
+    if log_w.ndim != 2 or wrong_type or counts.shape != log_w.shape[:1]:
         raise ValueError(
-            f"log_w is {log_w.dtype} {tuple(log_w.shape)} and counts {tuple(counts.shape)}; "
+            f"log_w is {log_w.dtype} {tuple(log_w.shape)} and counts {counts.dtype} {tuple(counts.shape)}; "
             "they must be floats (batch, width) and integers (batch,)"
         )
     if len(counts) == 0:

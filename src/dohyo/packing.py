@@ -43,6 +43,8 @@ def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, co
     it is padding whatever the counts are. `counts` may live on another device than `packed`: bucketing is done where
     the counts are, so counts on the CPU never make a GPU wait.
     """
+    if packed.numel() != int(counts.sum()):
+        raise ValueError(f"{packed.numel()} packed log-weights for counts that sum to {int(counts.sum())}")
     starts = counts.cumsum(0) - counts
     bucket = counts.double().log2().ceil().long()
     members = [torch.nonzero(bucket == b).squeeze(1) for b in bucket.unique().tolist()]

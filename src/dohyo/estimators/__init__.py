@@ -7,22 +7,16 @@ An estimator has a name on the command line, its class name in kebab case, and a
 import dataclasses
 import difflib
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from dohyo.estimators.estimator import Estimator
+from dohyo.estimators.estimator import Estimator, name_of
 from dohyo.estimators.fixed import ELBO, IWAE, JVI
 from dohyo.estimators.multilevel import MultilevelRR, MultilevelSS
 from dohyo.estimators.roulette import SUMO, SymmetricSUMO
 from dohyo.laws import Finite, Geometric, HarmonicTail, Law, PowerLaw
 
 __all__ = ["ELBO", "IWAE", "JVI", "SUMO", "Estimator", "MultilevelRR", "MultilevelSS", "SymmetricSUMO"]
-
-
-def name_of(cls: type) -> str:
-    """SymmetricSUMO -> symmetric-sumo."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
 
 
 T = TypeVar("T")

@@ -1,6 +1,7 @@
 """What every estimator is: a plan of how many log-weights each datum gets, and a reduction of those to log p(x)."""
 
 import math
+import re
 from abc import ABC, abstractmethod
 from typing import Self
 
@@ -97,11 +98,34 @@ class Estimator(ABC):
         return torch.arange(most + 1)
 
     @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+        return name_of(type(self))
+
+    @property
+    def max_terms(self) -> float:
+        """The most log-weights that one datum may need, or `math.inf`."""
+        cap = self.depth_law.cap
+        return math.inf if cap == math.inf else float(self.terms(torch.tensor(int(cap))))
+
+    def unseen_share(self, draws: int) -> float:
+        """About which share of the variance comes from depths that `draws` draws of K hardly reach, 0 to 1.
+
+        Where it is large the sample variance, and every error bar made of it, is far too small.
+        """
+        return 0.0
+
+    @property
     def kind(self) -> str:
         """What the mean of the estimates is, in words."""
         if self.target_terms is None:
             return "neither a bound nor unbiased"
         return "unbiased" if self.target_terms == math.inf else f"unbiased for IWAE_{self.target_terms:.0f}"
+
+
+def name_of(cls: type) -> str:
+    """SymmetricSUMO -> symmetric-sumo."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
 
 
 def check_integer(name: str, value: float, least: int) -> None:

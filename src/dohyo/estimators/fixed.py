@@ -26,11 +26,18 @@ class FixedEstimator(Estimator):
     def depth_law(self) -> Law:
         return Finite((1.0,), start=0)
 
+    def plan(
+        self, batch: int, generator: torch.Generator | None = None, shared: bool = False, stratified: bool = False
+    ) -> Tensor:
+        """k for each datum; nothing is drawn."""
+        device = generator.device if generator is not None else None
+        return torch.full((batch,), self.k, device=device)
+
     def terms(self, depth: Tensor) -> Tensor:
         return torch.full_like(depth, self.k)
 
     def depth(self, counts: Tensor) -> Tensor:
-        return torch.zeros_like(counts)
+        return (counts >= self.k).long() - 1
 
     def paths(self, log_w: Tensor) -> Tensor:
         settled, anchor, empty = settle(log_w[:, : self.k])
@@ -126,7 +133,7 @@ class JVI(FixedEstimator):
     .. math:: \mathrm{JVI}_{k,J} = \sum_{j=0}^J \frac{(-1)^j (k-j)^J}{(J-j)!\, j!} \, \overline{\mathrm{IWAE}}_{k-j}
 
     with the average over all blocks of k - j of the k log-weights. Neither a bound nor unbiased. Time and memory grow
-    as k^(order + 1).
+    as k^order.
 
     References:
         Nowozin, Debiasing evidence approximations (ICLR 2018); https://openreview.net/forum?id=HyZoi-WRb

@@ -16,7 +16,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class PrefixRoulette(Estimator):
     m: int = 1
     law: Law = field(default_factory=HarmonicTail)
     centre: tuple[float, ...] = ()
+    _decay: ClassVar[int]  # of nu_k, what the k-th term adds to the variance times S(k)
 
     def __post_init__(self) -> None:
         check_integer("m", self.m, 1)
@@ -74,6 +75,15 @@ class PrefixRoulette(Estimator):
     def _fewest_alive(self, alive: Tensor) -> Tensor:
         """The smallest number of non-zero weights in a block of d_j, from that number in prefixes m, m + 1, ..."""
 
+    def unseen_share(self, draws: int) -> float:
+        """By the rate at which the terms' second moments fall, as k^-decay, against S."""
+        depth = int(min(self.law.cap, 10_000))
+        j = torch.arange(1, depth + 1)
+        survival = self.law.survival(j)
+        j, survival = j[survival > 0], survival[survival > 0]
+        part = (self.m + j).double() ** -self._decay / survival
+        return float(part[survival * draws < 5].sum() / part.sum()) if len(part) else 0.0
+
     @property
     def expected_cost(self) -> float:
         return self.m + self.law.mean
@@ -101,6 +111,8 @@ class SUMO(PrefixRoulette):
         SUMO(m=10, law=HarmonicTail(alpha=80, decay=0.9), centre=())
     """
 
+    _decay = 2
+
     def _differences(self, log_w: Tensor, iwae: Tensor) -> Tensor:
         return iwae[:, 1:] - iwae[:, :-1]
 
@@ -115,8 +127,13 @@ class SUMO(PrefixRoulette):
     def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
         check_cost(cost, max_terms)
         law = HarmonicTail()
-        m = max(1, round(cost - law.mean))
-        if cost < 1 + law.mean:  # the mean grows with alpha from 10 on
+        if max_terms is not None and max_terms > 1:
+            options = torch.arange(1, max_terms)
+            capped = law.survival(options).cumsum(0).flip(0)  # E[min(K, max_terms - m)]
+            least, m = float(1 + capped[0]), 1 + int((options + capped - cost).abs().argmin())
+        else:
+            least, m = 1 + law.mean, max(1, round(cost - law.mean))
+        if cost < least:  # the mean grows with alpha from 10 on
             laws = [HarmonicTail(alpha) for alpha in range(10, 81)]
             law = min(laws, key=lambda law: abs(law.mean + 1 - cost))
             if cost < laws[0].mean + 1 - 0.01:
@@ -142,6 +159,7 @@ class SymmetricSUMO(PrefixRoulette):
 
     m: int = 4
     law: Law = field(default_factory=PowerLaw)
+    _decay = 3
 
     def _differences(self, log_w: Tensor, iwae: Tensor) -> Tensor:
         return leave_one_out_differences(log_w, self.m + 1)

@@ -28,6 +28,14 @@ class LatentVariableModel(nn.Module, ABC):
     def posterior(self, code: Any) -> Distribution:
         """q(z; x), with `rsample`."""
 
+    def frozen_posterior(self, code: Any) -> Distribution:
+        """q(z; x) with phi constant, so that its log-density has a gradient in z alone.
+
+        This is the posterior of the detached code, right wherever phi acts through the code only. Override it if
+        `posterior` uses parameters of its own, as a second stochastic layer does (see `TwoLayerVAE`).
+        """
+        return self.posterior(_detach(code))
+
     @abstractmethod
     def prior(self) -> Distribution:
         """p(z), of one z."""
@@ -50,7 +58,7 @@ class LatentVariableModel(nn.Module, ABC):
             proposal = self.posterior(own)
             z = proposal.rsample()
             if detach_posterior:
-                proposal = self.posterior(_detach(own))
+                proposal = self.frozen_posterior(own)
             return self.prior().log_prob(z) + self.likelihood(z).log_prob(x[rows]) - proposal.log_prob(z)
 
         return log_weights
@@ -63,6 +71,16 @@ class LatentVariableModel(nn.Module, ABC):
         """n draws of x from the model."""
         with torch.no_grad():
             return self.likelihood(self.prior().sample((n,))).sample()
+
+    def sample_mean(self, n: int) -> Tensor:
+        """The means of p(x | z) for n draws of z from the prior: smoother pictures than those of `sample`."""
+        with torch.no_grad():
+            return _mean(self.likelihood(self.prior().sample((n,))))
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """The mean of p(x | z) for one z ~ q(z; x) for each datum."""
+        with torch.no_grad():
+            return _mean(self.likelihood(self.posterior(self.encode(x)).sample()))
 
     def encoder_parameters(self) -> Iterator[nn.Parameter]:
         """phi."""
@@ -80,3 +98,12 @@ def _take(code: Any, rows: Tensor) -> Any:
 
 def _detach(code: Any) -> Any:
     return tuple(_detach(part) for part in code) if isinstance(code, tuple) else code.detach()
+
+
+def _mean(distribution: Distribution) -> Tensor:
+    """The mean, or a sample where there is none: not written in torch, or NaN as for a Cauchy."""
+    try:
+        mean = distribution.mean
+    except NotImplementedError:
+        return distribution.sample()
+    return distribution.sample() if bool(mean.isnan().any()) else mean

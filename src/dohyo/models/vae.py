@@ -1,17 +1,26 @@
 """The paper's variational autoencoder."""
 
 import torch
-from torch import Tensor, nn
-from torch.distributions import Bernoulli, Distribution, Independent, Normal
+from torch import Tensor
+from torch.distributions import Distribution
 
 from dohyo.models.latent import LatentVariableModel
+from dohyo.models.likelihoods import observed
+from dohyo.models.networks import check_sizes, gaussian, layers, output_bias, standard_normal
 
 
 class VAE(LatentVariableModel):
-    r"""Gaussian latents, Bernoulli pixels, two tanh layers on each side.
+    r"""Gaussian latents, Bernoulli pixels or Gaussian values, two tanh layers on each side.
 
     .. math:: p(z) = N(0, I), \quad p(x_i \mid z) = \mathrm{Bernoulli}(f_\theta(z)_i), \quad
               q(z; x) = N(\mu_\phi(x), \mathrm{diag}\,\sigma_\phi^2(x))
+
+    Args:
+        data: The size of a flattened datum.
+        hidden: The width of the tanh layers.
+        latent: The size of z.
+        likelihood: "bernoulli" for pixels in [0, 1], "gaussian" for real numbers: the decoder then gives a mean and a
+            log-scale for each dimension, and no scale falls below 0.001 of the dimension's standard deviation.
 
     References:
         Burda et al., Importance weighted autoencoders (ICLR 2016), the model with one stochastic layer; Luo et al. (2020).
@@ -23,32 +32,30 @@ class VAE(LatentVariableModel):
         torch.Size([3])
     """
 
-    def __init__(self, data: int = 784, hidden: int = 200, latent: int = 50) -> None:
+    def __init__(self, data: int = 784, hidden: int = 200, latent: int = 50, likelihood: str = "bernoulli") -> None:
+        check_sizes(data=data, hidden=hidden, latent=latent)
         super().__init__()
-        self.encoder = _layers(data, hidden, 2 * latent)
-        self.decoder = _layers(latent, hidden, data)
+        self.observed = observed(likelihood, data)
+        self.encoder = layers(data, hidden, 2 * latent)
+        self.decoder = layers(latent, hidden, self.observed.outputs)
         self.latent = latent
 
+    def start_from(self, train: Tensor) -> None:
+        """Start the decoder at the data's own mean (Bernoulli), or mean and standard deviation (Gaussian).
+
+        Args:
+            train: (n, data).
+        """
+        self.observed.start_from(train, output_bias(self.decoder))
+
     def encode(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.encoder(x))
+        return torch.as_tensor(self.encoder(self.observed.inputs(x)))
 
     def posterior(self, code: Tensor) -> Distribution:
-        mean, log_scale = code.chunk(2, -1)
-        return _independent(Normal(mean, log_scale.exp(), validate_args=False))
+        return gaussian(code)
 
     def prior(self) -> Distribution:
-        zero = next(self.decoder.parameters()).new_zeros(self.latent)
-        return _independent(Normal(zero, torch.ones_like(zero), validate_args=False))
+        return standard_normal(self.latent, self.decoder)
 
     def likelihood(self, z: Tensor) -> Distribution:
-        return _independent(Bernoulli(logits=self.decoder(z), validate_args=False))
-
-
-def _layers(size_in: int, hidden: int, size_out: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(size_in, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, size_out)
-    )
-
-
-def _independent(distribution: Distribution) -> Distribution:
-    return Independent(distribution, 1, validate_args=False)
+        return self.observed.forward(self.decoder(z))

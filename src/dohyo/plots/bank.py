@@ -12,7 +12,7 @@ from torch import Tensor
 from dohyo.bank import block_width, estimate_bank
 from dohyo.bounds import prefix_log_mean, settle
 from dohyo.estimators import ESTIMATORS
-from dohyo.files import replacing
+from dohyo.files import plain, replacing
 
 
 def plot_bank(log_w: Tensor, cost: float, replicates: int, seed: int, path: Path) -> None:
@@ -45,7 +45,7 @@ def plot_bank(log_w: Tensor, cost: float, replicates: int, seed: int, path: Path
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150)
     with replacing(path.with_suffix(".json")) as temporary:
-        temporary.write_text(json.dumps({"iwae": curve, "at_cost": points}, indent=1), encoding="utf-8")
+        temporary.write_text(json.dumps(plain({"iwae": curve, "at_cost": points}), indent=1), encoding="utf-8")
 
 
 def iwae_curve(log_w: Tensor, seed: int) -> dict[str, list[Any]]:

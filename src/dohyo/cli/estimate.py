@@ -1,17 +1,16 @@
-"""The command `dohyo`. Heavy imports wait until a command needs them."""
+"""`dohyo estimate`: log p(x) from a file of log-weights."""
 
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import Namespace
 
 import dohyo
+from dohyo.cli.parsing import Parser, console, estimator_from
 
-_ESTIMATE_EXAMPLES = """examples:
+_EXAMPLES = """examples:
   dohyo estimate weights.npy --estimator symmetric-sumo --cost 15
   dohyo estimate weights.csv --estimator multilevel-rr --cost 20 --replicates 10 --json
   dohyo estimate weights.npz --key log_w --estimator iwae --cost 100 --plot figure.png
@@ -43,62 +42,33 @@ class EstimateConfig:
     out: Path | None = None
 
 
-class _Formatter(DefaultHelpFormatter):
-    """Keeps the examples' line breaks."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text
-
-
-class _Parser(ArgumentParser):
-    """One line for an error, instead of the usage and a hint around it."""
-
-    def error(self, message: str, ex: Exception | None = None) -> Any:
-        raise ValueError(" ".join(message.split()))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-    try:
-        parser = _parser()
-        config = parser.parse_args(arguments)
-        return _COMMANDS[config.command](config[config.command])
-    except (ValueError, OSError) as error:
-        print(f"dohyo: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("dohyo: interrupted", file=sys.stderr)
-        return 130
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="dohyo",
-        description="Unbiased log p(x) for latent-variable models, with error bars.",
-        version=dohyo.__version__,
-        formatter_class=_Formatter,
-    )
-    commands = parser.add_subcommands(dest="command", required=True)
-    estimate = _Parser(description="Estimate log p(x) from log-weights in a file.", epilog=_ESTIMATE_EXAMPLES)
+def parser() -> Parser:
+    """The command's options."""
+    estimate = Parser(description="Estimate log p(x) from log-weights in a file.", epilog=_EXAMPLES)
     estimate.add_argument("file", type=Path, help="a .npy, .npz or .csv file")
     estimate.add_class_arguments(EstimateConfig)
-    estimate.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    estimate.add_argument("--plot", nargs="?", const=Path("estimate.png"), type=Path, metavar="FILE",
-                          help="IWAE_k against k and every estimator at this cost, as a picture with its numbers as JSON "
-                               "beside it (default name: estimate.png)")  # fmt: skip
-    estimate.add_argument("--config", action="config", help="a YAML file with these options")
-    commands.add_subcommand("estimate", estimate, help="log p(x) from a file of log-weights")
-    return parser
+    estimate.add_json()
+    estimate.add_argument(
+        "--plot",
+        nargs="?",
+        const=Path("estimate.png"),
+        type=Path,
+        metavar="FILE",
+        help="IWAE_k against k and every estimator at this cost, as a picture with its numbers as JSON beside it "
+        "(default name: estimate.png)",
+    )
+    estimate.add_config()
+    return estimate
 
 
-def _estimate(config: Namespace) -> int:
+def run(config: Namespace) -> int:
     from dohyo.bank import block_width, estimate_bank, load_log_weights
 
     if not 0 < config.confidence < 1:
         raise ValueError(f"--confidence is {config.confidence}; it must lie strictly between 0 and 1")
     log_w = load_log_weights(config.file, config.key)
     width = block_width(log_w.shape[1], config.replicates)
-    estimator = _estimator(config.estimator, config.cost, width)
+    estimator = estimator_from(config.estimator, config.cost, width)
     result = estimate_bank(log_w, estimator, config.replicates, config.confidence, config.seed)
     report = {
         "file": config.file.name,
@@ -123,39 +93,22 @@ def _estimate(config: Namespace) -> int:
     return 0
 
 
-def _estimator(name: str, cost: float, max_terms: int) -> dohyo.Estimator:
-    """An estimator from its name and a cost, or from a file that `to_dict` was written to."""
-    from dohyo.estimators import ESTIMATORS, named
-
-    if not name.endswith((".json", ".yaml", ".yml")):
-        return named(ESTIMATORS, name, "estimator").at_cost(cost, max_terms)
-    import yaml
-
-    try:
-        return dohyo.from_dict(yaml.safe_load(Path(name).read_text(encoding="utf-8")))
-    except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
 def _write_per_datum(path: Path, result: dohyo.Evaluation) -> None:
     from dohyo.files import replacing
 
     lines = ["datum,log_px,khat"]
-    lines += [
-        f"{i},{v!r},{k!r}" for i, (v, k) in enumerate(zip(result.per_datum.tolist(), result.khat.tolist(), strict=True))
-    ]
+    lines += [f"{i},{v!r},{k!r}" for i, (v, k) in enumerate(zip(result.per_datum.tolist(), result.khat.tolist(), strict=True))]
     with replacing(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _print_estimate(report: dict[str, Any], log_w: Any, config: Namespace) -> None:
     """The estimate between the two lower bounds that frame it: IWAE at the same cost and IWAE of all weights."""
-    from rich.console import Console
     from rich.table import Table
 
     from dohyo.bank import estimate_bank
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    screen = console()
     samples = log_w.shape[1]
     table = Table(title=f"{config.file.name}: {report['data']} data, {samples} log-weights each")
     for heading in ("estimator", "mean log p(x)", f"{config.confidence:.0%} interval", "weights used", "kind"):
@@ -164,19 +117,19 @@ def _print_estimate(report: dict[str, Any], log_w: Any, config: Namespace) -> No
     for k in sorted({min(round(config.cost), samples), samples}):
         reference = estimate_bank(log_w, dohyo.IWAE(k), 1, config.confidence, config.seed).to_dict()
         table.add_row(*_cells(f"iwae, k={k}", reference))
-    console.print(table)
+    screen.print(table)
     if report["noise_stderr"] is not None:
-        console.print(f"standard error of the estimator's noise alone: {report['noise_stderr']:.4g}")
+        screen.print(f"standard error of the estimator's noise alone: {report['noise_stderr']:.4g}")
     if report["robust_interval"] is not None:
         low, high = report["robust_interval"]
-        console.print(f"median of means: {report['robust_mean']:.4f} in [{low:.4f}, {high:.4f}]", markup=False)
+        screen.print(f"median of means: {report['robust_mean']:.4f} in [{low:.4f}, {high:.4f}]", markup=False)
     if report["khat"]["median"] is not None:
-        console.print(f"Pareto k-hat: median {report['khat']['median']:.2f}, largest {report['khat']['max']:.2f}")
+        screen.print(f"Pareto k-hat: median {report['khat']['median']:.2f}, largest {report['khat']['max']:.2f}")
     for warning in report["warnings"]:
-        console.print(f"[yellow]warning:[/] {warning}")
+        screen.print(f"[yellow]warning:[/] {warning}")
     for path in (config.out, config.plot):
         if path is not None:
-            console.print(f"written: {path}", markup=False, highlight=False)
+            screen.print(f"written: {path}", markup=False, highlight=False)
 
 
 def _cells(name: str, report: dict[str, Any]) -> list[str]:
@@ -188,6 +141,3 @@ def _cells(name: str, report: dict[str, Any]) -> list[str]:
         str(report["cost"]),
         report["kind"],
     ]
-
-
-_COMMANDS = {"estimate": _estimate}

@@ -1,0 +1,1 @@
+"""Whole runs: data, model, objective and loop, with a folder that holds everything about them."""

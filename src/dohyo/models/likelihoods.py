@@ -1,0 +1,123 @@
+"""p(x | z) on top of a decoder: binary or grey pixels, and real numbers."""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Distribution, Normal
+from torch.nn.functional import softplus
+
+from dohyo.models.names import nearest
+from dohyo.models.networks import independent
+
+LEAST_SCALE = 1e-3  # of the Gaussian likelihood, as a share of each dimension's own standard deviation
+
+
+class Observed(nn.Module, ABC):
+    """The likelihood of flat data of a given size, from a decoder's output."""
+
+    def __init__(self, data: int) -> None:
+        super().__init__()
+        self.data = data
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """How many numbers the decoder gives."""
+
+    @abstractmethod
+    def forward(self, output: Tensor) -> Distribution:
+        """p(x | z), one density for each row."""
+
+    @abstractmethod
+    def start_from(self, train: Tensor, bias: Tensor) -> None:
+        """Set the decoder's output bias so that a decoder which ignores z fits each dimension of `train` by itself."""
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """x as the encoder sees it."""
+        return x
+
+    def _check(self, train: Tensor) -> None:
+        if train.ndim != 2 or train.shape[1] != self.data or len(train) == 0 or train.is_complex():
+            raise ValueError(
+                f"the training data is {train.dtype} {tuple(train.shape)}, this model needs (n, {self.data}); flatten each "
+                "datum, or build the model with data= its size"
+            )
+        if not bool(train.isfinite().all()):
+            raise ValueError("the training data holds NaN or infinite values; remove or fill them")
+
+
+class BernoulliPixels(Observed):
+    r"""p(x_i | z) = Bernoulli(sigmoid(output_i)); it starts at the logit of the mean, clamped to [0.001, 0.999]."""
+
+    @property
+    def outputs(self) -> int:
+        return self.data
+
+    def forward(self, output: Tensor) -> Distribution:
+        return independent(Bernoulli(logits=output, validate_args=False))
+
+    @torch.no_grad()
+    def start_from(self, train: Tensor, bias: Tensor) -> None:
+        self._check(train)
+        low, high = float(train.min()), float(train.max())
+        if low < 0 or high > 1:
+            raise ValueError(
+                f"the training data ranges over [{low:g}, {high:g}], Bernoulli pixels need [0, 1]; rescale it, or use "
+                "likelihood='gaussian'"
+            )
+        bias.copy_(train.mean(0, dtype=torch.float64).clamp(1e-3, 1 - 1e-3).logit())
+
+
+class GaussianValues(Observed):
+    r"""p(x_i | z) = N(m_i + s_i mean_i, (s_i scale_i)^2), where m and s standardise each dimension.
+
+    m and s are buffers, 0 and 1 until `start_from` sets them to the data's mean and standard deviation (s stays 1 for a
+    dimension that never varies). The encoder sees (x - m) / s. So data in any units trains alike, with an output bias of
+    zero the model starts at the data's own mean and standard deviation, and densities are in the data's units.
+
+    The scale is bounded below by `LEAST_SCALE`, smoothly: log scale = f + softplus(output - f), f = log LEAST_SCALE. So a
+    dimension that is constant, or a function of z, has a density of at most 400 / s_i, and never an infinite one.
+    """
+
+    location: Tensor
+    spread: Tensor
+
+    def __init__(self, data: int) -> None:
+        super().__init__(data)
+        self.register_buffer("location", torch.zeros(data))
+        self.register_buffer("spread", torch.ones(data))
+
+    @property
+    def outputs(self) -> int:
+        return 2 * self.data
+
+    def inputs(self, x: Tensor) -> Tensor:
+        return (x - self.location) / self.spread
+
+    def forward(self, output: Tensor) -> Distribution:
+        mean, log_scale = output.chunk(2, -1)
+        floor = math.log(LEAST_SCALE)
+        scale = (floor + softplus(log_scale - floor)).exp()
+        return independent(Normal(self.location + self.spread * mean, self.spread * scale, validate_args=False))
+
+    @torch.no_grad()
+    def start_from(self, train: Tensor, bias: Tensor) -> None:
+        self._check(train)
+        spread, location = torch.std_mean(train.double(), 0, correction=0)
+        rounding = 4 * torch.finfo(train.dtype if train.is_floating_point() else torch.float32).eps
+        constant = spread <= rounding * location.abs()
+        self.location.copy_(location)
+        self.spread.copy_(torch.where(constant, 1.0, spread))
+        bias.zero_()
+
+
+LIKELIHOODS: dict[str, type[Observed]] = {"bernoulli": BernoulliPixels, "gaussian": GaussianValues}
+
+
+def observed(likelihood: str, data: int) -> Observed:
+    """The likelihood with this name."""
+    if likelihood not in LIKELIHOODS:
+        raise ValueError(f"unknown likelihood {likelihood!r}: {nearest(likelihood, LIKELIHOODS)}")
+    return LIKELIHOODS[likelihood](data)

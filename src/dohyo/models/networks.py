@@ -1,0 +1,45 @@
+"""The pieces that the models share: tanh networks and diagonal Gaussians on top of them."""
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Normal
+
+# Latent scales stay within e^-9 .. e^9. Below, float32 no longer tells z from its mean to three digits, and log q is noise;
+# above, one bad step of the encoder would overflow. No trained model comes near either end.
+LOG_SCALE_LIMIT = 9.0
+
+
+def layers(size_in: int, hidden: int, size_out: int) -> nn.Sequential:
+    """Two tanh layers and a linear one."""
+    return nn.Sequential(nn.Linear(size_in, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, size_out))
+
+
+def output_bias(network: nn.Module) -> Tensor:
+    """The bias of the last of `layers`."""
+    *_, bias = network.parameters()
+    return bias
+
+
+def gaussian(output: Tensor) -> Distribution:
+    """A diagonal Gaussian from a network's output: means, then as many log-scales, kept within `LOG_SCALE_LIMIT`."""
+    mean, log_scale = output.chunk(2, -1)
+    scale = log_scale.clamp(-LOG_SCALE_LIMIT, LOG_SCALE_LIMIT).exp()
+    return independent(Normal(mean, scale, validate_args=False))
+
+
+def standard_normal(size: int, like: nn.Module) -> Distribution:
+    """N(0, I) where the module's parameters live, in their precision."""
+    zero = next(like.parameters()).new_zeros(size)
+    return independent(Normal(zero, torch.ones_like(zero), validate_args=False))
+
+
+def independent(distribution: Distribution) -> Distribution:
+    """One density for each row."""
+    return Independent(distribution, 1, validate_args=False)
+
+
+def check_sizes(**sizes: int) -> None:
+    """A ValueError that names the first size below one."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it must be at least 1")

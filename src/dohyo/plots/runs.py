@@ -1,0 +1,238 @@
+"""Pictures of a training run: learning curves, images and reconstructions, each with its numbers as JSON beside it."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dohyo.files import replacing
+
+_KEYS = ("epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", "clipped_encoder")
+_DPI = 150
+_TILE = 0.75  # inches, the side of one image
+_PANEL = (1.5, 1.0)  # inches, one line plot
+_SMALL, _NORMAL = 8, 10  # points
+
+
+def plot_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Training and validation NLL against the epoch, beside the share of clipped steps and the learning rate.
+
+    SUMO's training NLL has a heavy tail, and the first epochs are far above the rest. So the NLL axis spans the validation
+    curve after the first twentieth of the epochs and the training values near the bulk; a triangle at the edge marks each
+    training value beyond it. Values that are None or not finite are left out.
+
+    Args:
+        records: One for each epoch, with the keys epoch, train_nll, valid_nll, learning_rate, clipped_decoder and
+            clipped_encoder (the shares of steps whose gradient was clipped, 0 to 1).
+    """
+    curves = _curves(records)
+    epoch, valid = curves["epoch"], curves["valid_nll"]
+    low, high = _nll_limits(curves["train_nll"], valid)
+    dots: dict[str, Any] = {"marker": ".", "markersize": 5} if len(epoch) <= 40 else {}
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = figure.subplot_mosaic([["nll", "clipped"], ["nll", "rate"]], width_ratios=(1.5, 1))
+    axes["nll"].plot(epoch, curves["train_nll"], color="tab:blue", alpha=0.7, linewidth=1.2, label="training", **dots)
+    axes["nll"].plot(epoch, valid, color="tab:orange", linewidth=1.8, label="validation", **dots)
+    _mark_beyond(axes["nll"], epoch, curves["train_nll"], low, high)
+    best = int(np.nanargmin(valid)) if np.isfinite(valid).any() else None
+    if best is not None:
+        label = f"best: {valid[best]:.2f} in epoch {epoch[best]:g}"
+        axes["nll"].plot(epoch[best], valid[best], "o", color="tab:orange", markeredgecolor="black", label=label)
+    axes["nll"].set(ylim=(low, high), ylabel="negative log-likelihood, nats")
+    axes["nll"].legend(loc="upper right", fontsize=_NORMAL, framealpha=0.9, edgecolor="none")
+    axes["clipped"].plot(epoch, curves["clipped_decoder"], color="tab:green", label="decoder", **dots)
+    axes["clipped"].plot(epoch, curves["clipped_encoder"], color="tab:purple", label="encoder", **dots)
+    axes["clipped"].set(ylim=(-0.04, 1.04), ylabel="clipped steps", xticklabels=[])
+    axes["clipped"].set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
+    axes["clipped"].legend(fontsize=_SMALL, frameon=False, ncols=2)
+    axes["rate"].plot(epoch, curves["learning_rate"], color="black", drawstyle="steps-post", **dots)
+    axes["rate"].set(yscale="log", ylabel="learning rate")
+    for name, axis in axes.items():
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+        axis.set_xlim(*_padded(float(epoch[0]), float(epoch[-1]), 0.02))
+        if name != "clipped":
+            axis.set_xlabel("epoch")
+    numbers: dict[str, Any] = {key: _plain(values) for key, values in curves.items()}
+    numbers["best"] = None if best is None else {"epoch": numbers["epoch"][best], "valid_nll": numbers["valid_nll"][best]}
+    _write(figure, numbers | {"nll_axis": [low, high]}, path)
+
+
+def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int | None = None, title: str | None = None) -> None:
+    """A grid of images for a shape (height, width), or of line plots for a shape (length,).
+
+    Args:
+        images: (n, size of the shape), such as `model.sample_mean(64)`.
+        columns: How many in a row; by default the grid is about square, with four to eight line plots in a row.
+    """
+    values = _values(images, shape, "images")
+    if columns is not None and columns < 1:
+        raise ValueError(f"columns is {columns}; it must be at least 1")
+    square = math.ceil(math.sqrt(len(values)))
+    width = min(len(values), columns or (square if len(shape) == 2 else min(8, max(4, square))))
+    rows = [list(values[start : start + width]) for start in range(0, len(values), width)]
+    figure = _grid(rows, shape, title)
+    _write(figure, {"shape": list(shape), "columns": width, "images": [_plain(v.ravel()) for v in values]}, path)
+
+
+def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, ...], path: Path) -> None:
+    """Each datum with its reconstruction under it.
+
+    Args:
+        x, reconstructions: (n, size of the shape).
+        shape: (height, width) for images, (length,) for line plots.
+    """
+    above, below = _values(x, shape, "x"), _values(reconstructions, shape, "reconstructions")
+    if len(above) != len(below):
+        raise ValueError(f"there are {len(above)} data and {len(below)} reconstructions; give one for each")
+    width = min(len(above), 10 if len(shape) == 2 else 4)
+    rows = []
+    for start in range(0, len(above), width):
+        rows += [list(above[start : start + width]), list(below[start : start + width])]
+    figure = _grid(rows, shape, None, ("data", "model"))
+    numbers = {"x": [_plain(v.ravel()) for v in above], "reconstructions": [_plain(v.ravel()) for v in below]}
+    _write(figure, {"shape": list(shape), "columns": width, **numbers}, path)
+
+
+def _curves(records: Sequence[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    if not records:
+        raise ValueError("there are no records to plot; train for at least one epoch")
+    missing = sorted({key for key in _KEYS for record in records if key not in record})
+    if missing:
+        raise ValueError(f"a record lacks {', '.join(missing)}; each needs {', '.join(_KEYS)}")
+    curves = {key: np.array([math.nan if r[key] is None else r[key] for r in records], dtype=np.float64) for key in _KEYS}
+    return {key: np.where(np.isfinite(values), values, math.nan) for key, values in curves.items()}
+
+
+def _nll_limits(train: NDArray[Any], valid: NDArray[Any]) -> tuple[float, float]:
+    """Limits that hold the validation curve and the training values within Tukey's fences of the two together."""
+    late = len(train) // 20
+    train, valid = train[late:][np.isfinite(train[late:])], valid[late:][np.isfinite(valid[late:])]
+    both = np.concatenate([train, valid])
+    if not len(both):
+        return 0.0, 1.0
+    lower, upper = np.quantile(both, [0.25, 0.75])
+    reach = 1.5 * (upper - lower)
+    shown = np.concatenate([valid, train[(train >= lower - reach) & (train <= upper + reach)]])
+    return _padded(float(shown.min()), float(shown.max()), 0.06)
+
+
+def _padded(low: float, high: float, share: float) -> tuple[float, float]:
+    pad = share * (high - low) if high > low else 0.5
+    return low - pad, high + pad
+
+
+def _mark_beyond(axis: Axes, epoch: NDArray[Any], train: NDArray[Any], low: float, high: float) -> None:
+    """A triangle at the edge for each training value beyond it, but for the first epochs, where all may be."""
+    late = np.arange(len(train)) >= len(train) // 20
+    label: str | None = "training, beyond the axis"
+    for where, edge, marker in ((late & (train > high), high, "^"), (late & (train < low), low, "v")):
+        if where.any():
+            edges = np.full(where.sum(), edge)
+            (line,) = axis.plot(epoch[where], edges, marker, color="tab:blue", markersize=5, clip_on=False, label=label)
+            line.set_in_layout(False)  # else the unclipped marks widen the margins
+            label = None
+
+
+def _values(images: Tensor, shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    """(n, *shape) float64, checked."""
+    if len(shape) not in (1, 2) or min(shape) < 1:
+        raise ValueError(f"shape is {shape}; it must be (height, width) for images or (length,) for line plots")
+    if images.ndim != 2 or len(images) == 0 or images.shape[1] != math.prod(shape):
+        raise ValueError(f"{name} are {tuple(images.shape)}, shape {shape} needs (n, {math.prod(shape)}) with n at least 1")
+    values: NDArray[Any] = images.detach().cpu().double().numpy().reshape(-1, *shape)
+    return np.where(np.isfinite(values), values, math.nan)
+
+
+def _grid(rows: list[list[NDArray[Any]]], shape: tuple[int, ...], title: str | None, labels: tuple[str, ...] = ()) -> Figure:
+    """Rows of images or line plots. With labels, rows go by so many together, named at the left."""
+    everything = np.concatenate([value.ravel() for row in rows for value in row])
+    finite = everything[np.isfinite(everything)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    draw = _image_grid if len(shape) == 2 else _line_grid
+    figure = draw(rows, labels, low, high)
+    if title:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(max(width, 0.1 * len(title) + 0.2), height + 0.3)
+        figure.suptitle(title, fontsize=_NORMAL + 1)
+    return figure
+
+
+def _image_grid(rows: list[list[NDArray[Any]]], labels: tuple[str, ...], low: float, high: float) -> Figure:
+    """One mosaic of all images, with gaps of white between them: sharp pixels, and fast for any number."""
+    height, width = rows[0][0].shape
+    gap = max(1, round(max(height, width) / 14))
+    group = len(labels) or 1
+    tops = [i * (height + gap) + (i // group) * (2 * gap if labels else 0) for i in range(len(rows))]
+    mosaic = np.full((tops[-1] + height, len(rows[0]) * (width + gap) - gap), math.nan)
+    for top, row in zip(tops, rows, strict=True):
+        for column, image in enumerate(row):
+            left = column * (width + gap)
+            mosaic[top : top + height, left : left + width] = image
+    pixels = low >= 0 and high <= 1
+    scale = _TILE / max(height, width)
+    margin = (0.6 if labels else 0.0) + (0.0 if pixels else 0.7)
+    size = (mosaic.shape[1] * scale + 0.1 + margin, mosaic.shape[0] * scale + 0.1)
+    figure = Figure(figsize=size, layout="constrained")
+    axis = figure.subplots()
+    colours = matplotlib.colormaps["gray"].with_extremes(bad="white")
+    limits = (0.0, 1.0) if pixels else (low, high)
+    picture = axis.imshow(mosaic, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
+    axis.spines[:].set_visible(False)
+    axis.set_xticks([])
+    centres = [top + height / 2 - 0.5 for top in tops] if labels else []
+    axis.set_yticks(centres, [labels[i % group] for i in range(len(centres))], fontsize=_SMALL + 1)
+    axis.tick_params(length=0)
+    if not pixels:  # grey needs no key in [0, 1], other units do
+        figure.colorbar(picture, ax=axis, shrink=0.8, aspect=30).ax.tick_params(labelsize=_SMALL)
+    return figure
+
+
+def _line_grid(rows: list[list[NDArray[Any]]], labels: tuple[str, ...], low: float, high: float) -> Figure:
+    """One small line plot for each datum, all on the same axes."""
+    columns, length = len(rows[0]), len(rows[0][0])
+    figure = Figure(figsize=(columns * _PANEL[0] + 0.9, len(rows) * _PANEL[1] + 0.6), layout="constrained")
+    panels = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
+    dots: dict[str, Any] = {"marker": ".", "markersize": 4} if length <= 40 else {}
+    for i, row in enumerate(rows):
+        colour = f"C{i % len(labels)}" if labels else "C0"
+        for panel, values in zip(panels[i], row, strict=False):
+            panel.plot(range(length), values, color=colour, linewidth=1, **dots)
+        for column in range(len(row), columns):
+            panels[i][column].set_axis_off()
+            panels[i - 1][column].tick_params(labelbottom=True)  # the lowest of its column now
+        for panel in panels[i]:
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.tick_params(labelsize=_SMALL)
+            panel.grid(alpha=0.25)
+        if labels:
+            panels[i][0].set_ylabel(labels[i % len(labels)], fontsize=_SMALL + 1)
+    panels[0][0].set(ylim=_padded(low, high, 0.08), xlim=_padded(0, length - 1, 0.04))
+    panels[0][0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
+    return figure
+
+
+def _plain(values: NDArray[Any]) -> list[float | int | None]:
+    """Numbers for JSON: six digits, whole ones as integers, and null for what is not finite."""
+    rounded = [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
+    return [int(value) if value is not None and value.is_integer() else value for value in rounded]
+
+
+def _write(figure: Figure, numbers: dict[str, Any], path: Path) -> None:
+    """The picture and its numbers: both are written in full before either takes its place."""
+    path = Path(path)
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"{path}: the ending must be .png, .pdf or .svg")
+    with replacing(path.with_suffix(".json")) as text, replacing(path) as picture:
+        text.write_text(json.dumps(numbers, allow_nan=False) + "\n", encoding="utf-8")
+        figure.savefig(picture, dpi=_DPI)

@@ -1,0 +1,47 @@
+"""Devices and processes, through Lightning Fabric."""
+
+import os
+import warnings
+from typing import TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def launch(device: str = "auto") -> Fabric:
+    """A Fabric on one device, or one of the processes that torchrun has started."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch sees no CUDA GPU; use --device cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice on strategies that are not used here
+        fabric = Fabric(
+            accelerator=device,
+            devices=processes,
+            num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // processes,
+            strategy="ddp" if processes > 1 else "auto",
+        )
+        fabric.launch()
+    return fabric
+
+
+def sum_over_processes(fabric: Fabric, tensors: list[Tensor]) -> list[Tensor]:
+    """Each tensor summed over the processes, in one flat all-reduce."""
+    if fabric.world_size == 1:
+        return tensors
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    total: Tensor = fabric.all_reduce(flat, reduce_op="sum")  # type: ignore[assignment]
+    parts = total.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def gather(fabric: Fabric, value: T) -> list[T]:
+    """Every process's value, on each of them, in order."""
+    if fabric.world_size == 1:
+        return [value]
+    values: list[T | None] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(values, value)
+    return [v for v in values if v is not None]

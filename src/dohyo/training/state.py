@@ -1,0 +1,131 @@
+"""All that a run is at the end of an epoch, and how it is kept: one file, replaced whole."""
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from dohyo.files import replacing
+from dohyo.training.config import LoopConfig
+from dohyo.training.processes import gather
+
+CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass
+class State:
+    """A run between two epochs: what is needed to go on as if nothing had happened.
+
+    Noise comes from torch's global generator, which each process seeds for itself; `order` shuffles the data, the same on
+    every process; `depth` draws K, the same on every process for a batch K and not otherwise.
+    """
+
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    schedule: ReduceLROnPlateau
+    order: torch.Generator
+    depth: torch.Generator
+    best: dict[str, Any]
+    best_nll: float = float("inf")
+    best_epoch: int = 0
+    epoch: int = 0
+    stale: int = 0
+    baseline: float | None = None
+    seconds: float = 0.0
+    numbers: tuple[str, ...] = field(default=("best_nll", "best_epoch", "epoch", "stale", "baseline", "seconds"), repr=False)
+
+    @classmethod
+    def start(cls, model: nn.Module, config: LoopConfig, fabric: Fabric, shared_k: bool) -> "State":
+        """A run that has not begun."""
+        model.load_state_dict(fabric.broadcast(model.state_dict()))
+        model = model.to(fabric.device)
+        optimiser = torch.optim.Adam(
+            model.parameters(),
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.epsilon,
+            amsgrad=True,
+        )
+        schedule = ReduceLROnPlateau(optimiser, factor=config.lr_factor, patience=config.lr_patience)
+        rank = fabric.global_rank
+        torch.manual_seed(config.seed + 1_000_003 * (rank + 1))
+        return cls(
+            model,
+            optimiser,
+            schedule,
+            order=torch.Generator().manual_seed(config.seed),
+            depth=torch.Generator().manual_seed(config.seed + (0 if shared_k else 7_000_003 * rank) + 1),
+            best=copy.deepcopy(model.state_dict()),
+        )
+
+    def after_epoch(self, valid_nll: float) -> None:
+        """Count the epoch, remember the best parameters, lower the learning rate if it is time."""
+        self.epoch += 1
+        self.schedule.step(valid_nll)
+        if valid_nll < self.best_nll:
+            self.best_nll, self.best_epoch, self.stale = valid_nll, self.epoch, 0
+            self.best = copy.deepcopy(self.model.state_dict())
+        else:
+            self.stale += 1
+
+    def save(self, folder: Path, fabric: Fabric) -> None:
+        """Write the checkpoint; every process must call this, the first one writes."""
+        noise = {"cpu": torch.random.get_rng_state(), "depth": self.depth.get_state()}
+        if fabric.device.type == "cuda":
+            noise["cuda"] = torch.cuda.get_rng_state(fabric.device)
+        checkpoint = {
+            "model": self.model.state_dict(),
+            "best": self.best,
+            "optimiser": self.optimiser.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "order": self.order.get_state(),
+            "noise": gather(fabric, noise),
+            "numbers": {name: getattr(self, name) for name in self.numbers},
+        }
+        if fabric.is_global_zero:
+            try:
+                with replacing(folder / CHECKPOINT) as temporary:
+                    torch.save(checkpoint, temporary)
+            except RuntimeError as error:  # what torch makes of a full disk
+                reason = str(error).splitlines()[0]
+                raise OSError(f"{folder / CHECKPOINT} cannot be written ({reason}); the one before it is kept") from error
+
+    def restore(self, folder: Path, fabric: Fabric) -> None:
+        """Become what the folder's checkpoint holds, if there is one."""
+        if not (folder / CHECKPOINT).exists():
+            return
+        checkpoint = load_checkpoint(folder)
+        if len(checkpoint["noise"]) != fabric.world_size:
+            raise ValueError(
+                f"{folder}: the run had {len(checkpoint['noise'])} processes, not {fabric.world_size}; resume with as many"
+            )
+        self.model.load_state_dict(checkpoint["model"])
+        self.optimiser.load_state_dict(checkpoint["optimiser"])
+        self.schedule.load_state_dict(checkpoint["schedule"])
+        self.best = checkpoint["best"]
+        self.order.set_state(checkpoint["order"])
+        noise = checkpoint["noise"][fabric.global_rank]
+        torch.random.set_rng_state(noise["cpu"])
+        self.depth.set_state(noise["depth"])
+        if fabric.device.type == "cuda" and "cuda" in noise:
+            torch.cuda.set_rng_state(noise["cuda"], fabric.device)
+        for name in self.numbers:
+            setattr(self, name, checkpoint["numbers"][name])
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any]:
+    """The checkpoint of a run, on the CPU, as plain data: nothing in it can run code."""
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        raise ValueError(f"{folder}: has no {CHECKPOINT} yet; train it first (dohyo train --resume {folder})")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint["numbers"], checkpoint["noise"], checkpoint["best"]
+    except Exception as error:
+        raise ValueError(f"{path}: is not a checkpoint of dohyo, or is damaged ({type(error).__name__})") from error
+    return dict(checkpoint)

@@ -1,0 +1,146 @@
+"""Losses of the objectives against autograd on the definitions."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import dohyo
+from dohyo import ELBO, IWAE, JVI, SUMO, Estimator, Finite, MultilevelRR, SymmetricSUMO
+from dohyo.models import VAE
+from dohyo.objectives import maximum_likelihood
+from dohyo.objectives.maximum_likelihood import check_model
+
+X = torch.rand(6, 12, generator=torch.Generator().manual_seed(0)).round()
+
+
+def small() -> VAE:
+    torch.manual_seed(0)
+    return VAE(data=12, hidden=8, latent=3).double()
+
+
+def direct(model: VAE, estimator: Estimator, shared: bool = True) -> Tensor:
+    torch.manual_seed(1)
+    return dohyo.log_marginal(model, X.double(), estimator, torch.Generator().manual_seed(2), shared=shared)
+
+
+def gradients(loss: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)])
+
+
+@pytest.mark.parametrize("k_draw", ["batch", "datum"])
+@pytest.mark.parametrize("estimator", [ELBO(3), IWAE(4), JVI(4), SUMO(3), SymmetricSUMO(2), MultilevelRR(2)], ids=repr)
+def test_theta_follows_the_estimator(estimator: Estimator, k_draw: str) -> None:
+    model = small()
+    torch.manual_seed(1)
+    losses = maximum_likelihood(estimator, "iwae", k_draw=k_draw)(model, X.double(), torch.Generator().manual_seed(2))
+    expected = direct(model, estimator, k_draw == "batch")
+    torch.testing.assert_close(losses.log_px, expected.detach())
+    theta = list(model.decoder_parameters())
+    torch.testing.assert_close(gradients(losses.theta, theta), gradients(-expected.mean(), theta))
+
+
+@pytest.mark.parametrize("baseline", [0.0, -7.5])
+def test_the_variance_encoder(baseline: float) -> None:
+    model, estimator = small(), SUMO(3)
+    torch.manual_seed(1)
+    losses = maximum_likelihood(estimator, "variance")(model, X.double(), torch.Generator().manual_seed(2), baseline)
+    phi = list(model.encoder_parameters())
+    expected = (direct(model, estimator) - baseline).square().mean()
+    torch.testing.assert_close(gradients(losses.phi, phi), gradients(expected, phi))
+
+
+def test_the_iwae_encoder_and_same() -> None:
+    model = small()
+    phi, theta = list(model.encoder_parameters()), list(model.decoder_parameters())
+    torch.manual_seed(1)
+    losses = maximum_likelihood(SUMO(3, Finite((1.0,), start=4)), "iwae")(model, X.double(), torch.Generator().manual_seed(2))
+    expected = direct(model, IWAE(7))
+    torch.testing.assert_close(losses.iwae, expected.detach())
+    torch.testing.assert_close(gradients(losses.phi, phi), gradients(-expected.mean(), phi))
+    torch.manual_seed(1)
+    same = maximum_likelihood(IWAE(7))(model, X.double(), torch.Generator().manual_seed(2))
+    assert same.phi is same.theta
+    torch.testing.assert_close(gradients(same.theta, theta + phi), gradients(-expected.mean(), theta + phi))
+
+
+def test_the_dreg_encoder() -> None:
+    model = small()
+    phi = list(model.encoder_parameters())
+    torch.manual_seed(1)
+    losses = maximum_likelihood(IWAE(4), "dreg")(model, X.double())
+    torch.manual_seed(1)
+    log_w = model.bind(X.double(), detach_posterior=True)(torch.arange(6).repeat_interleave(4)).view(6, 4)
+    expected = -(log_w.detach().softmax(-1).square() * log_w).sum(-1).mean()
+    torch.testing.assert_close(gradients(losses.phi, phi), gradients(expected, phi))
+
+
+def test_the_expected_gradient_does_not_depend_on_the_baseline() -> None:
+    """E[grad_phi (Y - c)^2] for Y unbiased for log p(x): over many draws the two differ by noise only; c = IWAE_n would not do.
+
+    On the exact side: E[2 (Y - c) grad Y] - E[2 Y grad Y] = -2 c E[grad Y] = 0.
+    """
+    model, estimator = small(), MultilevelRR(4)
+    phi = list(model.encoder_parameters())
+    torch.manual_seed(3)
+    generator = torch.Generator().manual_seed(4)
+    objective = maximum_likelihood(estimator, "variance", k_draw="datum")
+    x = X[:1].double().expand(100, -1)
+    samples = []
+    for _ in range(100):
+        torch.manual_seed(len(samples))
+        state = generator.get_state()
+        zero = gradients(objective(model, x, generator, 0.0).phi, phi)
+        torch.manual_seed(len(samples))
+        generator.set_state(state)
+        shifted = gradients(objective(model, x, generator, -8.0).phi, phi)
+        samples.append(shifted - zero)
+    difference = torch.stack(samples)
+    stderr = difference.std(0) / math.sqrt(len(samples))
+    assert float((difference.mean(0).abs() / stderr.clamp(min=1e-12)).max()) < 5.5  # several hundred coordinates
+
+
+def test_clipping_each_datum() -> None:
+    model = small()
+    objective = maximum_likelihood(SUMO(1), "iwae", k_draw="datum", clip_datum=2.0)
+    x = X.double().repeat(50, 1)
+    torch.manual_seed(1)
+    losses = objective(model, x, torch.Generator().manual_seed(2))
+    assert 0 < float(losses.clipped) < 1
+    torch.manual_seed(1)
+    free = maximum_likelihood(SUMO(1), "iwae", k_draw="datum")(model, x, torch.Generator().manual_seed(2))
+    theta = list(model.decoder_parameters())
+    assert float(gradients(losses.theta, theta).norm()) < float(gradients(free.theta, theta).norm())
+    never = maximum_likelihood(IWAE(5), clip_datum=1.0)(model, x)
+    assert float(never.clipped) == 0
+
+
+def test_defaults_and_errors() -> None:
+    assert maximum_likelihood(IWAE(5)).encoder == "same"
+    assert maximum_likelihood(SUMO()).encoder == "dreg"
+    assert maximum_likelihood(SUMO()).shared
+    assert maximum_likelihood(SUMO(1, Finite((1.0,))), "same").encoder == "same"  # biased, so that there is something to follow
+    for arguments, message in (
+        ((SUMO(), "same"), "trains the encoder on noise"),
+        ((SUMO(), "drag"), "did you mean 'dreg'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            maximum_likelihood(*arguments)
+    for options, message in (
+        ({"k_draw": "data"}, "did you mean 'datum'"),
+        ({"baseline": "running"}, "encoder 'variance'"),
+        ({"clip_datum": 0.5}, "at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            maximum_likelihood(SUMO(), "dreg", **options)
+
+    class Bare(torch.nn.Module):
+        def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+            return x[rows].sum(-1)
+
+    check_model(Bare(), maximum_likelihood(IWAE(5)))
+    with pytest.raises(ValueError, match="encoder_parameters"):
+        check_model(Bare(), maximum_likelihood(SUMO()))
+    with pytest.raises(ValueError, match="log_weights"):
+        check_model(torch.nn.Linear(1, 1), maximum_likelihood(SUMO()))

@@ -1,0 +1,163 @@
+"""The loop in this process: records, schedule, checkpoints."""
+
+import json
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dohyo
+from dohyo import IWAE, SUMO, LoopConfig, MultilevelRR, fit
+from dohyo.data import Dataset, load
+from dohyo.models import VAE
+from dohyo.objectives import maximum_likelihood
+from dohyo.training.log import read_records
+from dohyo.training.state import CHECKPOINT, load_checkpoint
+
+
+def small(seed: int = 0) -> VAE:
+    torch.manual_seed(seed)
+    return VAE(data=64, hidden=16, latent=4)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("digits")
+
+
+def without_seconds(records: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def test_records_and_learning(digits: Dataset) -> None:
+    model = small()
+    config = LoopConfig(epochs=6, learning_rate=1e-2, clip_decoder=20.0, clip_encoder=125.0, device="cpu")
+    records = list(fit(model, digits, maximum_likelihood(SUMO.at_cost(8)), config))
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert records[-1]["valid_nll"] < records[0]["valid_nll"] - 1
+    assert all(0 <= record["clipped_decoder"] <= 1 for record in records)
+    best = min(record["valid_nll"] for record in records)
+    again = dohyo.evaluate(model, digits.valid, IWAE(config.valid_terms), batch_size=1000, khat_samples=0, seed=0)
+    assert -again.mean == pytest.approx(best)  # the model is left with its best parameters
+
+
+@pytest.mark.parametrize("encoder", ["variance", "dreg"])
+def test_a_run_in_two_parts_equals_one(digits: Dataset, tmp_path: Path, encoder: str) -> None:
+    objective = maximum_likelihood(SUMO.at_cost(6), encoder, baseline="running" if encoder == "variance" else "zero")
+    finals = []
+    for name, parts in (("whole", [4]), ("parts", [1, 3, 4])):
+        for epochs in parts:
+            model = small()
+            config = LoopConfig(epochs=epochs, lr_patience=1, clip_decoder=1.0, checkpoint_seconds=0.0, device="cpu")
+            for _ in fit(model, digits, objective, config, tmp_path / name):
+                pass
+        finals.append((load_checkpoint(tmp_path / name), without_seconds(read_records(tmp_path / name))))
+    (whole, records), (parts, records_of_parts) = finals
+    assert records == records_of_parts
+    assert all(torch.equal(whole["model"][key], parts["model"][key]) for key in whole["model"])
+    assert all(torch.equal(whole["best"][key], parts["best"][key]) for key in whole["best"])
+    assert torch.equal(whole["noise"][0]["cpu"], parts["noise"][0]["cpu"])
+    assert torch.equal(whole["noise"][0]["depth"], parts["noise"][0]["depth"])
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(digits: Dataset, tmp_path: Path) -> None:
+    objective = maximum_likelihood(IWAE(2))
+    list(fit(small(), digits, objective, LoopConfig(epochs=2, device="cpu"), tmp_path))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "valid_nll": 0.0}\n{"epoch": 4, "val')  # a run killed before its next checkpoint
+    list(fit(small(), digits, objective, LoopConfig(epochs=3, device="cpu"), tmp_path))
+    records = read_records(tmp_path)
+    assert [record["epoch"] for record in records] == [1, 2, 3]
+    assert records[2]["valid_nll"] > 1
+
+
+def test_schedule_and_early_stop(digits: Dataset) -> None:
+    """A learning rate of almost nothing: the validation NLL hardly moves, and a worse one counts as stale."""
+
+    class Fixed(nn.Module):
+        """Its log-weights fall with every step, so that no epoch is better than the first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.level = nn.Parameter(torch.zeros(()))
+
+        def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+            return -(self.level.detach() ** 0) * torch.ones(len(rows)) + 0 * self.level
+
+    config = LoopConfig(epochs=50, lr_patience=2, lr_factor=0.5, stop_patience=8, device="cpu")
+    records = list(fit(Fixed(), digits, maximum_likelihood(IWAE(2)), config))
+    assert len(records) == 9
+    assert records[-1]["learning_rate"] < 1e-3
+
+
+def test_divergence_stops_with_the_last_good_checkpoint(digits: Dataset, tmp_path: Path) -> None:
+    class Breaking(VAE):
+        steps = 0
+
+        def bind(self, x: Tensor, detach_posterior: bool = False) -> object:
+            source = super().bind(x, detach_posterior)
+            if self.training:
+                self.steps += 1
+            return lambda rows: source(rows) * (math.nan if self.steps > 30 else 1.0)
+
+    torch.manual_seed(0)
+    model = Breaking(data=64, hidden=8, latent=2)
+    config = LoopConfig(epochs=5, checkpoint_seconds=0.0, device="cpu")
+    with pytest.raises(ValueError, match="diverged in epoch 3"):
+        list(fit(model, digits, maximum_likelihood(IWAE(2)), config, tmp_path))
+    assert load_checkpoint(tmp_path)["numbers"]["epoch"] == 2
+    assert all(bool(value.isfinite().all()) for value in load_checkpoint(tmp_path)["model"].values())
+
+
+def test_a_module_without_an_encoder(digits: Dataset) -> None:
+    class Mixture(nn.Module):
+        """z is a component; the proposal is uniform and has no parameters."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits = nn.Parameter(0.1 * torch.randn(5, 64))
+
+        def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+            z = torch.randint(5, (len(rows),))
+            return torch.distributions.Bernoulli(logits=self.logits[z], validate_args=False).log_prob(x[rows]).sum(-1)
+
+    torch.manual_seed(0)
+    records = list(fit(Mixture(), digits, maximum_likelihood(IWAE(5)), LoopConfig(epochs=5, learning_rate=0.05, device="cpu")))
+    assert records[-1]["valid_nll"] < records[0]["valid_nll"] - 1
+    with pytest.raises(ValueError, match="encoder_parameters"):
+        next(fit(Mixture(), digits, maximum_likelihood(MultilevelRR(2)), LoopConfig(device="cpu")))
+
+
+def test_a_strangers_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str, str]]:
+            return (Path.write_text, (Path(tmp_path / "boom"), "boom"))
+
+    with (tmp_path / CHECKPOINT).open("wb") as file:
+        pickle.dump({"numbers": Bomb()}, file)
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        load_checkpoint(tmp_path)
+    assert not (tmp_path / "boom").exists()
+    (tmp_path / CHECKPOINT).write_bytes(b"PK\x03\x04 nonsense")
+    with pytest.raises(ValueError, match="damaged"):
+        load_checkpoint(tmp_path)
+
+
+def test_tensorboard_and_jsonl_agree(digits: Dataset, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    list(fit(small(), digits, maximum_likelihood(IWAE(2)), LoopConfig(epochs=3, device="cpu"), tmp_path))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    seen = [event.value for event in events.Scalars("valid_nll")]
+    assert seen == pytest.approx([record["valid_nll"] for record in read_records(tmp_path)], rel=1e-5)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["epoch"] == 1
+
+
+def test_bad_configs() -> None:
+    for options in ({"epochs": 0}, {"learning_rate": -1.0}, {"clip_decoder": 0.0}, {"lr_factor": 1.5}, {"device": "tpu"}):
+        with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
+            LoopConfig(**options)
