@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import dohyo
-from dohyo.diagnostics import cut, moments
+from dohyo.diagnostics import moments
 from dohyo.files import replacing
 
 from benchmarks.weights import CAP, arguments, make_bank, multilevel, save
@@ -40,19 +40,10 @@ def estimators(cost: int, pilot: Tensor) -> Iterator[tuple[str, dohyo.Estimator]
     yield "tuned", dohyo.tune(pilot, cost, CAP)
 
 
-def per_datum(estimator: dohyo.Estimator, log_w: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance for each datum."""
-    if isinstance(estimator, dohyo.ELBO | dohyo.IWAE | dohyo.JVI):  # a fixed cost: disjoint blocks of k, no K to stratify
-        blocks, _ = cut(log_w, estimator.k)
-        values = estimator.paths(blocks.flatten(0, 1)).view(blocks.shape[:2])
-        return values.mean(-1), values.var(-1)
-    found = moments(estimator, log_w)
-    return found.per_datum_mean, found.per_datum_variance
-
-
 def measure(name: str, estimator: dohyo.Estimator, log_w: Tensor, target: Tensor) -> dict[str, Any]:
     """One row of the table; `variances`, one for each datum, is for the ratios and is dropped later."""
-    mean, variance = per_datum(estimator, log_w)
+    found = moments(estimator, log_w)
+    mean, variance = found.per_datum_mean, found.per_datum_variance
     cost, root = estimator.expected_cost, len(mean) ** 0.5
     return {
         "estimator": name,
@@ -145,7 +136,7 @@ def main() -> None:
     options = arguments(__doc__)
     pilot, log_w, config = make_bank(options)
     print(f"{config['data']}; {config['steps']} steps; sd of log w {config['log_w_sd']:.2f}; IWAE {config['iwae_all']:.2f}")
-    target = per_datum(dohyo.IWAE(CAP), log_w)[0]
+    target = moments(dohyo.IWAE(CAP), log_w).per_datum_mean
     results = []
     for cost in COSTS:
         results.append(at_cost(cost, pilot, log_w, target))

@@ -27,9 +27,7 @@ def seconds(module: str) -> float:
 def slowest(count: int = 8) -> list[dict[str, float | str]]:
     """The modules that `import dohyo` adds to `import torch`, by the milliseconds of their own."""
     code = "import torch, sys; print('torch done', file=sys.stderr); import dohyo"
-    lines = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True
-    ).stderr
+    lines = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True).stderr
     _, _, added = lines.partition("torch done")
     rows = [line.removeprefix("import time:").split("|") for line in added.splitlines() if line.startswith("import time:")]
     found = [{"module": name.strip(), "ms": int(own) / 1000} for own, _, name in rows]

@@ -1,5 +1,6 @@
 """Data: real files, a real HTTP server on this machine, and the real data sets where DOHYO_DATA names their folder."""
 
+import contextlib
 import gzip
 import hashlib
 import http.server
@@ -269,6 +270,8 @@ def test_damaged_files(ending: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="cannot be read") as error:
             load(str(path))
         assert line_of(error).startswith(f"{path}: ")
+        assert "read ()" not in line_of(error)  # a reason is given
+        assert "pickle" not in line_of(error)
 
 
 @pytest.mark.parametrize("ending", ["npy", "npz"])
@@ -469,17 +472,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(404)
             return
         if way == "slow":
-            time.sleep(0.5)
+            time.sleep(0.4)
         sent = {"truncated": body[: len(body) // 2], "corrupted": body[::-1], "page": b"<html>log in</html>"}.get(way, body)
         self.send_response(200)
         if way != "unsized":
             self.send_header("Content-Length", str(len(body) if way == "truncated" else len(sent)))
         self.end_headers()
-        if way != "slow":
-            self.wfile.write(sent)
+        self.wfile.write(sent)
 
     def log_message(self, *_: Any) -> None:
         pass
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # who asked did not wait
+            super().handle()
 
 
 @pytest.fixture
@@ -532,14 +538,14 @@ def test_all_mirrors_fail(server: Server, cache: Path, monkeypatch: pytest.Monke
     assert files_in(cache) == []
 
 
-def test_progress(server: Server, tmp_path: Path) -> None:
+def test_progress(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dohyo.data.mirrors._CHUNK", 10_000)
     size = len(server.bodies[TRAIN])
     for way, total in (("good", size), ("unsized", None)):
         steps: list[tuple[int, int | None]] = []
         download(tmp_path / way, server.addresses(TRAIN, way), READ, lambda *step, steps=steps: steps.append(step))
-        assert steps[-1] == (size, total)
-        assert steps == sorted(steps)
-        assert {step[1] for step in steps} == {total}
+        assert [done for done, _ in steps] == [*range(10_000, size, 10_000), size]
+        assert {of for _, of in steps} == {total}
 
 
 def test_an_interrupted_download_leaves_nothing(server: Server, tmp_path: Path) -> None:
@@ -584,22 +590,23 @@ def test_every_public_file_has_several_mirrors() -> None:
 
 @real_files
 @pytest.mark.parametrize(
-    ("name", "kind", "sizes"),
+    ("name", "kind", "sizes", "sha256"),
     [
-        ("mnist", "grey", [50_000, 10_000, 10_000]),
-        ("mnist-static", "binary", [50_000, 10_000, 10_000]),
-        ("omniglot", "grey", [23_000, 1_345, 8_070]),
+        ("mnist", "grey", [50_000, 10_000, 10_000], "60130709e284feec18db9fc0a71abdd21cabc5994ded3561a706af06c90e91c9"),
+        ("mnist-static", "binary", [50_000, 10_000, 10_000], "f53c8930b2d4d9d5c22e7c14483e832ccf9dd7374cd78709deb35a8060de15e0"),
+        ("omniglot", "grey", [23_000, 1_345, 8_070], "aeb42e5f1b6e3d14f573a7d1fdc1b293928c61552fd40b4d82925b1ba8463d67"),
     ],
 )
-def test_real_sets(name: str, kind: str, sizes: list[int]) -> None:
-    data, again = load(name, Path(str(REAL)), seed=3), load(name, Path(str(REAL)), seed=3)
+def test_real_sets(name: str, kind: str, sizes: list[int], sha256: str) -> None:
+    data = load(name, Path(str(REAL)), seed=3)
     assert (data.kind, data.shape) == (kind, (28, 28))
     assert [len(data.train), len(data.valid), len(data.test)] == sizes
     for split in ("train", "valid", "test"):
         x = getattr(data, split)
-        assert torch.equal(x, getattr(again, split))
         assert (x.shape[1], x.dtype, float(x.min()), float(x.max())) == (784, torch.float32, 0, 1)
         assert len(x.unique()) == (256 if kind == "grey" and split == "train" else 2)
+    everything = torch.cat([data.train, data.valid, data.test]).mul_(255).round_()
+    assert digest(everything.numpy().astype(np.uint8)) == sha256  # splits, order and binarisation, to the bit
 
 
 @real_files
@@ -613,8 +620,8 @@ def test_real_mnist_and_its_fixed_binarisation() -> None:
     log_p, log_q = grey.test.clamp_min(1e-9).log(), (1 - grey.test).clamp_min(1e-9).log()
     log_likelihood, origin = (drawn @ log_p.T + (1 - drawn) @ log_q.T).max(1)
     assert len(origin.unique()) == 50
-    expected = (grey.test * log_p + (1 - grey.test) * log_q).sum(1)[origin]  # minus the entropy; chance is thousands below
-    assert bool((log_likelihood - expected > -60).all())
+    expected = (grey.test * log_p + (1 - grey.test) * log_q).sum(1)[origin]  # minus the entropy
+    assert bool((log_likelihood - expected > -40).all())
 
 
 @real_files

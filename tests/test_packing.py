@@ -33,7 +33,7 @@ def test_reduce_packed_equals_the_full_rectangle(counts: list[int]) -> None:
     torch.testing.assert_close(reduce_packed(reduce, packed, count), pad(packed, count).logsumexp(-1))
     for width, own in widths:
         assert width == int(own.max())
-        assert width < 2 * int(own.min())
+        assert width < 2 * int(own.min()) or width * len(own) <= 2**12
 
 
 def test_gradients_reach_the_right_rows() -> None:

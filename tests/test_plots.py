@@ -93,14 +93,14 @@ def test_records_that_are_none(tmp_path: Path) -> None:
 # --- images
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (28, 28), (3, 9), (50,), (5,), (1,)])
+@pytest.mark.parametrize("shape", [(8, 8), (28, 28), (3, 9), (50,), (5,), (1,), (1, 4, 5), (3, 4, 5), (4, 5, 3), (2, 4, 5)])
 @pytest.mark.parametrize("count", [1, 7])
 def test_images_and_reconstructions(count: int, shape: tuple[int, ...], tmp_path: Path) -> None:
     images = torch.rand(count, math.prod(shape))
     plot_images(images, shape, tmp_path / "a" / "images.png", title="Samples")
     numbers = check(tmp_path / "a" / "images.png")
     assert numbers["shape"] == list(shape)
-    assert numbers["columns"] == (1 if count == 1 else 3 if len(shape) == 2 else 4)
+    assert numbers["columns"] == (1 if count == 1 else 4 if len(shape) == 1 or shape == (2, 4, 5) else 3)
     torch.testing.assert_close(torch.tensor(numbers["images"], dtype=images.dtype), images, rtol=1e-5, atol=1e-6)
     plot_reconstructions(images, images.mul(3).sub(1).requires_grad_(), shape, tmp_path / "b" / "pairs.png")
     numbers = check(tmp_path / "b" / "pairs.png")
@@ -116,6 +116,18 @@ def test_each_image_is_where_it_belongs(tmp_path: Path) -> None:
     assert brightness(tmp_path / "images.png", rows=2, columns=3) == [[0, 1, 1], [0, 0, 1]]  # white where there is none
     plot_reconstructions(torch.zeros(4, 64), torch.ones(4, 64), (8, 8), tmp_path / "pairs.png")
     assert brightness(tmp_path / "pairs.png", rows=2, columns=4) == [[0] * 4, [1] * 4]
+
+
+def test_colours(tmp_path: Path) -> None:
+    """Red, then green; channels first or last."""
+    first = torch.zeros(2, 3, 16)
+    first[0, 0] = first[1, 1] = 1
+    for name, images, shape in (("first", first, (3, 4, 4)), ("last", first.mT, (4, 4, 3))):
+        plot_images(images.reshape(2, 48), shape, tmp_path / f"{name}.png", columns=2)
+        pixels = matplotlib.image.imread(tmp_path / f"{name}.png")
+        height, width = pixels.shape[:2]
+        assert pixels[height // 2, width // 4, :3].tolist() == [1, 0, 0]
+        assert pixels[height // 2, 3 * width // 4, :3].tolist() == [0, 1, 0]
 
 
 def brightness(path: Path, rows: int, columns: int) -> list[list[int]]:
@@ -143,7 +155,7 @@ def test_pixels_that_are_not_finite(tmp_path: Path) -> None:
         (torch.rand(64), (8, 8), r"needs \(n, 64\)"),
         (torch.rand(3, 8, 8), (8, 8), r"needs \(n, 64\)"),
         (torch.rand(0, 64), (8, 8), "n at least 1"),
-        (torch.rand(3, 64), (1, 8, 8), r"must be \(height, width\)"),
+        (torch.rand(3, 64), (-8, -8), r"must be \(height, width\)"),
         (torch.rand(3, 64), (), r"must be \(height, width\)"),
         (torch.rand(3, 0), (0,), r"must be \(height, width\)"),
     ],

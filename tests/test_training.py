@@ -13,7 +13,7 @@ import dohyo
 from dohyo import IWAE, SUMO, LoopConfig, MultilevelRR, fit
 from dohyo.data import Dataset, load
 from dohyo.models import VAE
-from dohyo.objectives import maximum_likelihood
+from dohyo.objectives import MaximumLikelihood, maximum_likelihood
 from dohyo.training.log import read_records
 from dohyo.training.state import CHECKPOINT, load_checkpoint
 
@@ -61,6 +61,21 @@ def test_a_run_in_two_parts_equals_one(digits: Dataset, tmp_path: Path, encoder:
     assert all(torch.equal(whole["best"][key], parts["best"][key]) for key in whole["best"])
     assert torch.equal(whole["noise"][0]["cpu"], parts["noise"][0]["cpu"])
     assert torch.equal(whole["noise"][0]["depth"], parts["noise"][0]["depth"])
+
+
+@pytest.mark.parametrize("objective", [maximum_likelihood(IWAE(3)), maximum_likelihood(SUMO.at_cost(6), "variance")], ids=repr)
+def test_gradients_are_clipped_apart(digits: Dataset, objective: MaximumLikelihood) -> None:
+    model = small()
+    config = LoopConfig(epochs=1, clip_decoder=0.01, clip_encoder=0.02, device="cpu")
+    (record,) = list(fit(model, digits, objective, config))
+    assert record["clipped_decoder"] == record["clipped_encoder"] == 1
+    norms = [
+        math.hypot(*(float(p.grad.norm()) for p in parameters if p.grad is not None))
+        for parameters in (model.decoder_parameters(), model.encoder_parameters())
+    ]
+    assert norms == pytest.approx([0.01, 0.02], rel=1e-3)
+    (free,) = list(fit(small(), digits, objective, LoopConfig(epochs=1, device="cpu")))
+    assert free["clipped_decoder"] == 0
 
 
 def test_metrics_are_cut_back_to_the_checkpoint(digits: Dataset, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+_FEW_CELLS = 2**12
+
 
 def rows(counts: Tensor) -> Tensor:
     """The datum to which each packed row belongs: datum i, `counts[i]` times.
@@ -40,14 +42,13 @@ def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, co
     """`reduce(log_w, counts)` on packed log-weights: one rectangle for each power-of-two bucket of the count.
 
     Bucket b holds the data with 2^(b-1) < count <= 2^b and is as wide as its largest count, so that less than half of
-    it is padding whatever the counts are. `counts` may live on another device than `packed`: bucketing is done where
+    it is padding whatever the counts are. Neighbours are joined while they stay small. `counts` may live on another device than `packed`: bucketing is done where
     the counts are, so counts on the CPU never make a GPU wait.
     """
     if packed.numel() != int(counts.sum()):
         raise ValueError(f"{packed.numel()} packed log-weights for counts that sum to {int(counts.sum())}")
     starts = counts.cumsum(0) - counts
-    bucket = counts.double().log2().ceil().long()
-    members = [torch.nonzero(bucket == b).squeeze(1) for b in bucket.unique().tolist()]
+    members = _buckets(counts)
     reduced = []
     for data in members:
         own_counts = counts[data]
@@ -56,6 +57,20 @@ def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, co
         reduced.append(reduce(_rectangle(packed, own_counts, own_starts, width), own_counts))
     order = torch.cat(members).argsort().to(packed.device)
     return torch.cat(reduced)[order]
+
+
+def _buckets(counts: Tensor) -> list[Tensor]:
+    """The data of each bucket. A rectangle of few cells costs less than another round of calls, so small ones are joined."""
+    bucket = counts.double().log2().ceil().long()
+    joined: list[tuple[int, Tensor]] = []
+    for b in bucket.unique().tolist():
+        data = torch.nonzero(bucket == b).squeeze(1)
+        size = len(data) + (joined[-1][0] if joined else 0)
+        if joined and size << b <= _FEW_CELLS:
+            joined[-1] = (size, torch.cat([joined[-1][1], data]))
+        else:
+            joined.append((len(data), data))
+    return [data for _, data in joined]
 
 
 def _rectangle(packed: Tensor, counts: Tensor, starts: Tensor, width: int) -> Tensor:

@@ -94,7 +94,7 @@ def sample_parser() -> Parser:
 
 
 def train(config: Namespace) -> int:
-    from dohyo.training.processes import launch
+    from dohyo.training.processes import launch, leave
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends like Ctrl-C
     own = ("out", "resume", "json", "config")
@@ -120,6 +120,7 @@ def train(config: Namespace) -> int:
             if fabric.is_global_zero:
                 print(f"dohyo: interrupted; go on with: dohyo train --resume {run.folder}", file=sys.stderr)
             return 130
+    leave(fabric)
     if fabric.is_global_zero:
         if config.json:
             print(json.dumps(result))
@@ -130,13 +131,15 @@ def train(config: Namespace) -> int:
 
 
 def _new_run(folder: Path, options: dict[str, Any], fabric: Any) -> "Run":
-    from dohyo.experiments.density import DensityConfig, Run
+    from dohyo.experiments.density import CONFIG, DensityConfig, Run
 
-    config = DensityConfig(**options)
+    run = Run(folder, DensityConfig(**options))
+    if fabric.broadcast((folder / CONFIG).exists()):
+        raise ValueError(f"{folder} already holds a run; go on with it (dohyo train --resume {folder}), or choose another --out")
+    _ = run.parts  # a wrong name must leave no folder behind
     if fabric.is_global_zero:
-        Run.create(folder, config)
-    fabric.barrier()
-    return Run(folder, config)
+        run.write_config()
+    return run
 
 
 def _resumed_run(folder: Path, explicit: dict[str, Any], fabric: Any) -> "Run":
@@ -179,7 +182,7 @@ def evaluate(config: Namespace) -> int:
 
     from dohyo.estimators import named
     from dohyo.experiments.density import Run
-    from dohyo.training.processes import launch
+    from dohyo.training.processes import launch, leave
 
     run = Run.open(config.run)
     estimators = [estimator_from(config.estimator, config.cost)]
@@ -206,6 +209,7 @@ def evaluate(config: Namespace) -> int:
         })  # fmt: skip
         if first and config.out is not None and fabric.is_global_zero:
             _write_values(config.out, result)
+    leave(fabric)
     if not fabric.is_global_zero:
         return 0
     if config.json:

@@ -72,6 +72,9 @@ def _read_numpy(path: Path) -> Arrays:
 
 def _arrays_of(path: Path) -> Arrays:
     with path.open("rb") as file:
+        if not file.read(6).startswith((b"\x93NUMPY", b"PK")):  # NumPy would take it for a pickle and advise to trust it
+            raise ValueError("it does not begin as .npy and .npz files do")
+        file.seek(0)
         loaded: Any = np.load(file, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return {"the array": loaded}

@@ -15,8 +15,7 @@ _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.goo
 _STATIC = tuple(f"{scheme}://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/" for scheme in ("https", "http"))
 _OMNIGLOT = ("https://github.com/yburda/iwae/raw/master/", "https://raw.githubusercontent.com/yburda/iwae/master/")
 
-# For each file below the data folder the addresses to get it from, tried in turn. What they send is checked, so that a
-# mirror need not be trusted.
+# For each file below the data folder the addresses to get it from, tried in turn. The reader checks what they send.
 MIRRORS: dict[str, tuple[str, ...]] = {
     **{f"mnist/{name}": tuple(base + name for base in _MNIST)
        for name in ("train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz")},
@@ -98,6 +97,6 @@ def _stream(address: str, timeout: float) -> Iterator[tuple[bytes, int | None]]:
                 done += len(chunk)
                 yield chunk, total
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise UnusableError(f"failed ({error})") from error
+        raise UnusableError(f"failed ({str(error).strip('<>')})") from error
     if total is not None and done != total:
         raise UnusableError(f"broke off after {done} of {total} bytes")

@@ -28,7 +28,8 @@ def decoded(read: Reader, path: Path) -> Arrays:
     try:
         return read(path)
     except Exception as error:
-        raise UnusableError(f"cannot be read ({error or type(error).__name__})") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnusableError(f"cannot be read ({reason})") from error
 
 
 def read_idx(path: Path, sha256: str) -> Arrays:
@@ -66,7 +67,7 @@ def read_omniglot(path: Path, sha256: str) -> Arrays:
 def read_chardata(path: Path, train: int, test: int) -> Arrays:
     """Burda's OMNIGLOT: floats in [0, 1], one picture in each column, itself stored column by column.
 
-    No checksum of it is known here; its parts are zipped with checksums of their own, and sizes and range are checked.
+    No checksum of it is known here, only its sizes and range are checked.
     """
     loaded = _loadmat(path)
     arrays = {}

@@ -6,6 +6,7 @@ import math
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dohyo.evaluation import Evaluation, evaluate, summarise
 from dohyo.files import plain, replacing
 from dohyo.models import build
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
+from dohyo.objectives.maximum_likelihood import check_model
 from dohyo.training import LoopConfig, fit
 from dohyo.training.log import read_records
 from dohyo.training.processes import gather
@@ -105,16 +107,6 @@ class Run:
         self.folder, self.config = folder, config
 
     @classmethod
-    def create(cls, folder: Path, config: DensityConfig) -> "Run":
-        if (folder / CONFIG).exists():
-            raise ValueError(
-                f"{folder} already holds a run; go on with it (dohyo train --resume {folder}), or choose another --out"
-            )
-        run = cls(folder, config)
-        run.write_config()
-        return run
-
-    @classmethod
     def open(cls, folder: Path) -> "Run":
         path = folder / CONFIG
         if not path.is_file():
@@ -143,10 +135,17 @@ class Run:
         numbers = load_checkpoint(self.folder)["numbers"]
         return bool(numbers["epoch"] >= self.config.epochs or numbers["stale"] >= self.config.stop_patience)
 
+    @cached_property
+    def parts(self) -> tuple[nn.Module, Dataset, MaximumLikelihood]:
+        """The untrained model, the data and the objective: asked for before a folder is made, so that errors come first."""
+        data, objective = self.config.dataset(), self.config.objective()
+        model = self.config.build_model(data)
+        check_model(model, objective)
+        return model, data, objective
+
     def trained(self) -> tuple[nn.Module, Dataset]:
         """The best model so far and its data."""
-        data = self.config.dataset()
-        model = self.config.build_model(data)
+        model, data, _ = self.parts
         try:
             model.load_state_dict(load_checkpoint(self.folder)["best"])
         except RuntimeError as error:
@@ -160,15 +159,14 @@ class Run:
         on_test: Callable[[int, int], None] = lambda done, total: None,
     ) -> dict[str, Any]:
         """Train from where the folder stands, evaluate the best parameters, write result.json and the pictures."""
-        data = self.config.dataset()
-        model = self.config.build_model(data)
+        model, data, objective = self.parts
         loop: Any = self.config
-        for record in fit(model, data, self.config.objective(), loop, self.folder, fabric):
+        for record in fit(model, data, objective, loop, self.folder, fabric):
             on_epoch(record)
         estimator = IWAE(self.config.test_terms)
         test = evaluate_shared_out(
             fabric, model, data.test, estimator, seed=self.config.seed, max_rows=self.config.max_rows,
-            progress=lambda done: on_test(done, len(data.test)),
+            progress=lambda done: on_test(done, -(-len(data.test) // fabric.world_size)),
         )  # fmt: skip
         result = self._result(test)
         if fabric.is_global_zero:

@@ -73,9 +73,10 @@ class BernoulliPixels(Observed):
 class GaussianValues(Observed):
     r"""p(x_i | z) = N(m_i + s_i mean_i, (s_i scale_i)^2), where m and s standardise each dimension.
 
-    m and s are buffers, 0 and 1 until `start_from` sets them to the data's mean and standard deviation (s stays 1 for a
-    dimension that never varies). The encoder sees (x - m) / s. So data in any units trains alike, with an output bias of
-    zero the model starts at the data's own mean and standard deviation, and densities are in the data's units.
+    m and s are buffers, 0 and 1 until `start_from` sets them to the data's mean and standard deviation. The encoder sees
+    (x - m) / s. So data in any units trains alike, with an output bias of zero the model starts at the data's own mean and
+    standard deviation, and densities are in the data's units. A dimension that never varies keeps s = 1 and the mean m
+    whatever the decoder says, or its tiny scale would turn every step of the decoder into a huge loss.
 
     The scale is bounded below by `LEAST_SCALE`, smoothly: log scale = f + softplus(output - f), f = log LEAST_SCALE. So a
     dimension that is constant, or a function of z, has a density of at most 400 / s_i, and never an infinite one.
@@ -83,11 +84,13 @@ class GaussianValues(Observed):
 
     location: Tensor
     spread: Tensor
+    gain: Tensor
 
     def __init__(self, data: int) -> None:
         super().__init__(data)
         self.register_buffer("location", torch.zeros(data))
         self.register_buffer("spread", torch.ones(data))
+        self.register_buffer("gain", torch.ones(data))
 
     @property
     def outputs(self) -> int:
@@ -100,7 +103,7 @@ class GaussianValues(Observed):
         mean, log_scale = output.chunk(2, -1)
         floor = math.log(LEAST_SCALE)
         scale = (floor + softplus(log_scale - floor)).exp()
-        return independent(Normal(self.location + self.spread * mean, self.spread * scale, validate_args=False))
+        return independent(Normal(self.location + self.gain * mean, self.spread * scale, validate_args=False))
 
     @torch.no_grad()
     def start_from(self, train: Tensor, bias: Tensor) -> None:
@@ -110,6 +113,7 @@ class GaussianValues(Observed):
         constant = spread <= rounding * location.abs()
         self.location.copy_(location)
         self.spread.copy_(torch.where(constant, 1.0, spread))
+        self.gain.copy_(torch.where(constant, 0.0, spread))
         bias.zero_()
 
 

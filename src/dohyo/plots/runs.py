@@ -71,6 +71,8 @@ def plot_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
 def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int | None = None, title: str | None = None) -> None:
     """A grid of images for a shape (height, width), or of line plots for a shape (length,).
 
+    Ones in the shape are dropped. (3, height, width) and (height, width, 3) are colours; anything else is drawn as lines.
+
     Args:
         images: (n, size of the shape), such as `model.sample_mean(64)`.
         columns: How many in a row; by default the grid is about square, with four to eight line plots in a row.
@@ -79,10 +81,10 @@ def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int
     if columns is not None and columns < 1:
         raise ValueError(f"columns is {columns}; it must be at least 1")
     square = math.ceil(math.sqrt(len(values)))
-    width = min(len(values), columns or (square if len(shape) == 2 else min(8, max(4, square))))
+    width = min(len(values), columns or (square if values.ndim > 2 else min(8, max(4, square))))
     rows = [list(values[start : start + width]) for start in range(0, len(values), width)]
-    figure = _grid(rows, shape, title)
-    _write(figure, {"shape": list(shape), "columns": width, "images": [_plain(v.ravel()) for v in values]}, path)
+    figure = _grid(rows, title)
+    _write(figure, {"shape": list(shape), "columns": width, "images": _plain_rows(images)}, path)
 
 
 def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, ...], path: Path) -> None:
@@ -90,17 +92,17 @@ def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, .
 
     Args:
         x, reconstructions: (n, size of the shape).
-        shape: (height, width) for images, (length,) for line plots.
+        shape: (height, width) for images, (length,) for line plots; others as for `plot_images`.
     """
     above, below = _values(x, shape, "x"), _values(reconstructions, shape, "reconstructions")
     if len(above) != len(below):
         raise ValueError(f"there are {len(above)} data and {len(below)} reconstructions; give one for each")
-    width = min(len(above), 10 if len(shape) == 2 else 4)
+    width = min(len(above), 10 if above.ndim > 2 else 4)
     rows = []
     for start in range(0, len(above), width):
         rows += [list(above[start : start + width]), list(below[start : start + width])]
-    figure = _grid(rows, shape, None, ("data", "model"))
-    numbers = {"x": [_plain(v.ravel()) for v in above], "reconstructions": [_plain(v.ravel()) for v in below]}
+    figure = _grid(rows, None, ("data", "model"))
+    numbers = {"x": _plain_rows(x), "reconstructions": _plain_rows(reconstructions)}
     _write(figure, {"shape": list(shape), "columns": width, **numbers}, path)
 
 
@@ -145,21 +147,25 @@ def _mark_beyond(axis: Axes, epoch: NDArray[Any], train: NDArray[Any], low: floa
 
 
 def _values(images: Tensor, shape: tuple[int, ...], name: str) -> NDArray[Any]:
-    """(n, *shape) float64, checked."""
-    if len(shape) not in (1, 2) or min(shape) < 1:
+    """(n, length), (n, height, width) or (n, height, width, 3), NaN where not finite."""
+    if not shape or min(shape) < 1:
         raise ValueError(f"shape is {shape}; it must be (height, width) for images or (length,) for line plots")
     if images.ndim != 2 or len(images) == 0 or images.shape[1] != math.prod(shape):
         raise ValueError(f"{name} are {tuple(images.shape)}, shape {shape} needs (n, {math.prod(shape)}) with n at least 1")
-    values: NDArray[Any] = images.detach().cpu().double().numpy().reshape(-1, *shape)
-    return np.where(np.isfinite(values), values, math.nan)
+    flat: NDArray[Any] = images.detach().cpu().double().numpy()
+    flat = np.where(np.isfinite(flat), flat, math.nan)
+    sides = [side for side in shape if side > 1] if len(shape) > 2 else list(shape)
+    if len(sides) == 3 and sides[0] == 3:
+        return np.moveaxis(flat.reshape(-1, *sides), 1, -1)
+    return flat.reshape(-1, *sides) if len(sides) == 2 or (len(sides) == 3 and sides[2] == 3) else flat
 
 
-def _grid(rows: list[list[NDArray[Any]]], shape: tuple[int, ...], title: str | None, labels: tuple[str, ...] = ()) -> Figure:
+def _grid(rows: list[list[NDArray[Any]]], title: str | None, labels: tuple[str, ...] = ()) -> Figure:
     """Rows of images or line plots. With labels, rows go by so many together, named at the left."""
     everything = np.concatenate([value.ravel() for row in rows for value in row])
     finite = everything[np.isfinite(everything)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    draw = _image_grid if len(shape) == 2 else _line_grid
+    draw = _line_grid if rows[0][0].ndim == 1 else _image_grid
     figure = draw(rows, labels, low, high)
     if title:
         width, height = figure.get_size_inches()
@@ -170,30 +176,33 @@ def _grid(rows: list[list[NDArray[Any]]], shape: tuple[int, ...], title: str | N
 
 def _image_grid(rows: list[list[NDArray[Any]]], labels: tuple[str, ...], low: float, high: float) -> Figure:
     """One mosaic of all images, with gaps of white between them: sharp pixels, and fast for any number."""
-    height, width = rows[0][0].shape
+    height, width, *colour = rows[0][0].shape
     gap = max(1, round(max(height, width) / 14))
     group = len(labels) or 1
     tops = [i * (height + gap) + (i // group) * (2 * gap if labels else 0) for i in range(len(rows))]
-    mosaic = np.full((tops[-1] + height, len(rows[0]) * (width + gap) - gap), math.nan)
+    mosaic = np.full((tops[-1] + height, len(rows[0]) * (width + gap) - gap, *colour), math.nan)
     for top, row in zip(tops, rows, strict=True):
         for column, image in enumerate(row):
             left = column * (width + gap)
             mosaic[top : top + height, left : left + width] = image
-    pixels = low >= 0 and high <= 1
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    key = not colour and (low, high) != (0.0, 1.0)  # grey needs none in [0, 1], other units do
+    if colour:
+        mosaic = np.nan_to_num((mosaic - low) / (high - low or 1.0), nan=1.0)
     scale = _TILE / max(height, width)
-    margin = (0.6 if labels else 0.0) + (0.0 if pixels else 0.7)
+    margin = (0.6 if labels else 0.0) + (0.7 if key else 0.0)
     size = (mosaic.shape[1] * scale + 0.1 + margin, mosaic.shape[0] * scale + 0.1)
     figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
-    colours = matplotlib.colormaps["gray"].with_extremes(bad="white")
-    limits = (0.0, 1.0) if pixels else (low, high)
-    picture = axis.imshow(mosaic, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
+    grey = matplotlib.colormaps["gray"].with_extremes(bad="white")
+    picture = axis.imshow(mosaic, cmap=grey, vmin=low, vmax=high, interpolation="nearest")
     axis.spines[:].set_visible(False)
     axis.set_xticks([])
     centres = [top + height / 2 - 0.5 for top in tops] if labels else []
     axis.set_yticks(centres, [labels[i % group] for i in range(len(centres))], fontsize=_SMALL + 1)
     axis.tick_params(length=0)
-    if not pixels:  # grey needs no key in [0, 1], other units do
+    if key:
         figure.colorbar(picture, ax=axis, shrink=0.8, aspect=30).ax.tick_params(labelsize=_SMALL)
     return figure
 
@@ -226,6 +235,10 @@ def _plain(values: NDArray[Any]) -> list[float | int | None]:
     """Numbers for JSON: six digits, whole ones as integers, and null for what is not finite."""
     rounded = [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
     return [int(value) if value is not None and value.is_integer() else value for value in rounded]
+
+
+def _plain_rows(images: Tensor) -> list[list[float | int | None]]:
+    return [_plain(row) for row in images.detach().cpu().double().numpy()]
 
 
 def _write(figure: Figure, numbers: dict[str, Any], path: Path) -> None:

@@ -156,7 +156,7 @@ def _parameters(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 def _clip(gradients: list[Tensor], most: float | None) -> Tensor:
     """Scale the gradients, in place, so that their joint norm is at most `most`; 1 if that was needed, else 0."""
     if most is None or not gradients:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else None)
     norm = torch.nn.utils.get_total_norm(gradients)
-    torch.nn.utils.clip_grads_with_norm_(gradients, most, norm)
+    torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
     return (norm > most).double()

@@ -28,6 +28,13 @@ def launch(device: str = "auto") -> Fabric:
     return fabric
 
 
+def leave(fabric: Fabric) -> None:
+    """Wait for the other processes and part from them, so that none ends while another still talks to it."""
+    if fabric.world_size > 1:
+        fabric.barrier()
+        torch.distributed.destroy_process_group()
+
+
 def sum_over_processes(fabric: Fabric, tensors: list[Tensor]) -> list[Tensor]:
     """Each tensor summed over the processes, in one flat all-reduce."""
     if fabric.world_size == 1:

@@ -1,0 +1,272 @@
+"""`dohyo train`, `evaluate` and `sample` as a user runs them: real processes, killed and resumed."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from dohyo.cli import main
+from dohyo.training.log import read_records
+from dohyo.training.state import load_checkpoint
+
+SMALL = ["--hidden", "16", "--latent", "4", "--test-terms", "50", "--valid-terms", "5", "--device", "cpu"]
+SUMO = ["--data", "digits", "--estimator", "sumo", "--cost", "15", "--seed", "0", *SMALL]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "dohyo", *arguments]
+
+
+def run(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command(*arguments), cwd=folder, capture_output=True, text=True, check=False, timeout=240, env=environment, **options
+    )
+
+
+def without_seconds(folder: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in read_records(folder)]
+
+
+def same_run(a: Path, b: Path) -> bool:
+    one, two = load_checkpoint(a), load_checkpoint(b)
+    numbers = [{key: v for key, v in c["numbers"].items() if key != "seconds"} for c in (one, two)]
+    tensors = all(torch.equal(one[part][key], two[part][key]) for part in ("model", "best") for key in one[part])
+    return tensors and numbers[0] == numbers[1] and without_seconds(a) == without_seconds(b)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the finished run `a` of eight epochs."""
+    folder = tmp_path_factory.mktemp("runs")
+    done = run("train", *SUMO, "--epochs", "8", "--checkpoint-seconds", "0", "--out", "a", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "test NLL" in done.stdout
+    return folder
+
+
+def test_the_run_folder_is_whole(runs: Path) -> None:
+    names = {path.name for path in (runs / "a").iterdir()}
+    assert names >= {"config.yaml", "metrics.jsonl", "result.json", "checkpoint.pt", "tensorboard"}
+    assert names >= {"learning_curves.png", "samples.png", "reconstructions.png", "learning_curves.json"}
+    result = json.loads((runs / "a/result.json").read_text())
+    assert result["schema_version"] == 1
+    assert result["estimator"] == "sumo"
+    assert result["expected_cost"] == pytest.approx(15.078, abs=1e-3)
+    assert result["epochs"] == 8
+    assert 20 < result["test_nll"] < 30
+    assert 0 < result["test_nll_stderr"] < 1
+    config = yaml.safe_load((runs / "a/config.yaml").read_text())
+    assert (config["encoder"], config["clip_decoder"], config["clip_encoder"]) == ("dreg", 20.0, 125.0)
+    assert [record["epoch"] for record in read_records(runs / "a")] == list(range(1, 9))
+
+
+def test_resuming_a_finished_run_does_nothing(runs: Path) -> None:
+    before = (runs / "a/result.json").stat().st_mtime_ns
+    done = run("train", "--resume", "a", folder=runs)
+    assert done.returncode == 0, done.stderr
+    assert "already finished" in done.stdout
+    assert (runs / "a/result.json").stat().st_mtime_ns == before
+
+
+def test_extending_a_run_equals_a_long_one(runs: Path) -> None:
+    assert run("train", *SUMO, "--epochs", "5", "--out", "short", folder=runs).returncode == 0
+    done = run("train", "--resume", "short", "--epochs", "8", "--json", folder=runs)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["epochs"] == 8
+    assert same_run(runs / "a", runs / "short")
+    results = [json.loads((runs / name / "result.json").read_text())["test_nll"] for name in ("a", "short")]
+    assert results[0] == results[1]
+
+
+def test_killed_at_random_times_it_ends_the_same(runs: Path) -> None:
+    """SIGKILL, again and again, until a run gets through; the result is the uninterrupted run's, bit for bit."""
+    generator = random.Random(0)
+    arguments = ["train", *SUMO, "--epochs", "8", "--checkpoint-seconds", "0", "--out", "killed"]
+    kills = 0
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for _ in range(40):
+        process = subprocess.Popen(
+            command(*arguments), cwd=runs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+        )
+        if (runs / "killed/config.yaml").exists():
+            arguments = ["train", "--resume", "killed"]
+        # The start takes most of the time: wait until the run is under way, then strike at a random moment.
+        begun = time.monotonic()
+        known = len(read_records(runs / "killed"))
+        while process.poll() is None and time.monotonic() - begun < 60 and len(read_records(runs / "killed")) <= known:
+            time.sleep(0.02)
+            if (runs / "killed/config.yaml").exists():
+                arguments = ["train", "--resume", "killed"]
+        try:
+            process.wait(generator.uniform(0, 0.4) if kills < 4 else 120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+        assert process.stderr is not None
+        error = process.stderr.read()
+        process.stderr.close()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, error
+    assert kills >= 2
+    assert same_run(runs / "a", runs / "killed")
+    assert not list((runs / "killed").glob(".checkpoint*")) or kills  # a kill while writing may leave its temporary file
+
+
+def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
+    process = subprocess.Popen(
+        command("train", *SUMO, "--epochs", "100000", "--checkpoint-seconds", "0", "--out", "interrupted"),
+        cwd=runs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while process.poll() is None and len(read_records(runs / "interrupted")) < 2:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.strip().splitlines()[-1] == "dohyo: interrupted; go on with: dohyo train --resume interrupted"
+    assert load_checkpoint(runs / "interrupted")["numbers"]["epoch"] >= 1
+
+
+def test_resuming_before_the_first_checkpoint_starts_the_run(runs: Path) -> None:
+    (runs / "unborn").mkdir()
+    (runs / "unborn/config.yaml").write_text((runs / "a/config.yaml").read_text())
+    assert run("train", "--resume", "unborn", folder=runs).returncode == 0
+    assert same_run(runs / "a", runs / "unborn")
+
+
+def test_evaluate_and_sample(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(runs)
+    assert (
+        main(["evaluate", "a", "--estimator", "multilevel-rr", "--cost", "50", "--replicates", "4", "--json", "--out", "v.npz"])
+        == 0
+    )
+    unbiased = json.loads(capsys.readouterr().out)
+    assert main(["evaluate", "a", "--estimator", "iwae", "--cost", "500", "--json"]) == 0
+    bound = json.loads(capsys.readouterr().out)
+    assert unbiased["kind"] == "unbiased"
+    assert bound["kind"] == "lower bound"
+    assert abs(unbiased["nll"] - bound["nll"]) < 4 * unbiased["noise_stderr"] + 0.05
+    assert len(np.load("v.npz")["log_px"]) == 300
+    assert main(["evaluate", "a", "--estimator", "elbo", "--cost", "3", "--max-rows", "1000", "--reference"]) == 0
+    table = capsys.readouterr().out
+    assert "elbo" in table
+    assert "iwae" in table
+    assert main(["sample", "a", "--count", "9", "--out", "s.png"]) == 0
+    assert main(["sample", "a", "--count", "5", "--reconstruct", "--out", "r.png"]) == 0
+    assert all(Path(name).read_bytes().startswith(b"\x89PNG") for name in ("s.png", "r.png"))
+
+
+def test_users_own_data_and_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    np.savez("grey.npz", train=generator.random((300, 5, 5)), test=generator.random((50, 5, 5)))
+    np.save("real.npy", (generator.standard_normal((400, 6)) @ generator.standard_normal((6, 6)) * 10 + 100).astype(np.float32))
+    Path("mine.py").write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "class Mixture(nn.Module):\n"
+        "    def __init__(self, data):\n"
+        "        super().__init__()\n"
+        "        self.logits = nn.Parameter(torch.randn(4, data) / 10)\n"
+        "    def log_weights(self, x, rows):\n"
+        "        z = torch.randint(4, (len(rows),))\n"
+        "        return torch.distributions.Bernoulli(logits=self.logits[z]).log_prob(x[rows]).sum(-1)\n"
+    )
+    cases = [
+        ("grey", ["--data", "grey.npz", "--estimator", "multilevel-rr", "--cost", "6"], (15, 20)),
+        ("real", ["--data", "real.npy", "--estimator", "symmetric-sumo", "--cost", "6", "--learning-rate", "0.003"], (20, 40)),
+        ("own", ["--data", "grey.npz", "--model", "mine:Mixture", "--estimator", "iwae", "--cost", "4"], (15, 20)),
+    ]
+    for name, arguments, (low, high) in cases:
+        assert main(["train", *arguments, *SMALL, "--epochs", "5", "--out", name, "--json"]) == 0, capsys.readouterr().err
+        assert low < json.loads(capsys.readouterr().out)["test_nll"] < high
+        assert main(["evaluate", name, "--estimator", "iwae", "--cost", "20", "--json"]) == 0, capsys.readouterr().err
+        assert low < json.loads(capsys.readouterr().out)["nll"] < high
+
+
+def test_config_files(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(runs)
+    with pytest.raises(SystemExit):
+        main(["train", "--config", "a/config.yaml", "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["estimator"] == "sumo"
+    assert printed["hidden"] == 16
+    Path("bad.yaml").write_text("estimater: sumo\n")
+    assert main(["train", "--config", "bad.yaml", "--out", "x"]) == 2
+    assert "estimater" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--out", "a"], "already holds a run"),
+        (["train"], "--out FOLDER"),
+        (["train", "--resume", "a", "--cost", "5"], "--cost 5.0 differs from the run's 15.0"),
+        (["train", "--resume", "nowhere"], "holds no run"),
+        (["train", "--data", "digit", "--out", "x"], "did you mean 'digits'"),
+        (["train", "--data", "missing.npy", "--out", "x"], "missing.npy"),
+        (["train", "--estimator", "sumoo", "--out", "x"], "did you mean 'sumo'"),
+        (["train", "--estimator", "sumo", "--encoder", "same", "--out", "x"], "trains the encoder on noise"),
+        (["train", "--model", "vea", "--out", "x"], "did you mean 'vae'"),
+        (["train", "--model", "nomodule:Thing", "--out", "x"], "nomodule"),
+        (["train", "--estimator", "sumo", "--cost", "2", "--out", "x"], "cost is 2"),
+        (["train", "--epochs", "0", "--out", "x"], "epochs is 0"),
+        (["train", "--k-draw", "row", "--out", "x"], "k_draw"),
+        (["train", "--clip-decoder", "some", "--out", "x"], "clip_decoder"),
+        (["train", "--device", "cuda", "--out", "x"], "no CUDA GPU"),
+        (["evaluate", "nowhere"], "holds no run"),
+        (["evaluate", "a", "--split", "tset"], "did you mean 'test'"),
+        (["evaluate", "a", "--split", "train"], "binarised anew"),
+        (["evaluate", "a", "--estimator", "sumo", "--target-stderr", "0.1"], "finite"),
+        (["evaluate", "a", "--estimator", "elbo", "--cost", "2", "--out", "v.csv"], ".npz"),
+        (["evaluate", "damaged"], "damaged"),
+        (["sample", "a", "--count", "0"], "--count is 0"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    runs: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA GPU")
+    monkeypatch.chdir(runs)
+    damaged = runs / "damaged"
+    if not damaged.exists():
+        damaged.mkdir()
+        (damaged / "config.yaml").write_text((runs / "a/config.yaml").read_text())
+        (damaged / "checkpoint.pt").write_bytes((runs / "a/checkpoint.pt").read_bytes()[:1000])
+    assert main(arguments) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("dohyo: error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert not (runs / "x/checkpoint.pt").exists()
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(runs: Path) -> None:
+    """The system refuses files larger than the limit, as a full disk would; the checkpoint is the largest."""
+    assert run("train", *SUMO, "--epochs", "2", "--out", "full", folder=runs).returncode == 0
+    before = (runs / "full/checkpoint.pt").read_bytes()
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, len(before) // 2))
+
+    done = run("train", "--resume", "full", "--epochs", "4", folder=runs, preexec_fn=limit)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("dohyo: error: ")
+    assert (runs / "full/checkpoint.pt").read_bytes() == before
+    assert not list((runs / "full").glob(".checkpoint*"))
+    assert run("train", "--resume", "full", folder=runs).returncode == 0
+    assert load_checkpoint(runs / "full")["numbers"]["epoch"] == 4

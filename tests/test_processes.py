@@ -1,0 +1,130 @@
+"""Two processes under torchrun, on the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dohyo.training.log import read_records
+from dohyo.training.state import load_checkpoint
+
+SMALL = ["--data", "digits", "--hidden", "16", "--latent", "4", "--test-terms", "50", "--valid-terms", "5", "--device", "cpu"]
+
+
+def torchrun(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        torchrun(*arguments), cwd=folder, capture_output=True, text=True, check=False, timeout=300, env=environment()
+    )
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    """One log, one checkpoint, the same parameters and about the same estimates as one process; resumable; evaluated in parts."""
+    options = [*SMALL, "--estimator", "sumo", "--cost", "15", "--epochs", "4", "--checkpoint-seconds", "0"]
+    done = run("-m", "dohyo", "train", *options, "--out", "two", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test NLL") == 1
+    alone = subprocess.run(
+        [sys.executable, "-m", "dohyo", "train", *options, "--out", "one", "--json"],
+        cwd=tmp_path, capture_output=True, text=True, check=True, env=environment(),
+    )  # fmt: skip
+    one, two = json.loads(alone.stdout), json.loads((tmp_path / "two/result.json").read_text())
+    assert two["test_nll"] == pytest.approx(one["test_nll"], abs=0.7)
+    assert [record["epoch"] for record in read_records(tmp_path / "two")] == [1, 2, 3, 4]
+    assert len(load_checkpoint(tmp_path / "two")["noise"]) == 2
+    noises = [noise["cpu"] for noise in load_checkpoint(tmp_path / "two")["noise"]]
+    assert not torch.equal(*noises)
+
+    again = run("-m", "dohyo", "train", "--resume", "two", "--epochs", "5", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert len(read_records(tmp_path / "two")) == 5
+    refused = subprocess.run(
+        [sys.executable, "-m", "dohyo", "train", "--resume", "two", "--epochs", "6"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, env=environment(),
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert "2 processes" in refused.stderr
+
+    evaluated = run("-m", "dohyo", "evaluate", "two", "--estimator", "iwae", "--cost", "50", "--json", folder=tmp_path)
+    assert evaluated.returncode == 0, evaluated.stderr
+    report = json.loads(evaluated.stdout)
+    assert report["data"] == 300
+    assert report["nll"] == pytest.approx(json.loads((tmp_path / "two/result.json").read_text())["test_nll"], abs=0.2)
+
+
+PROBE = """
+import json, sys, torch
+from pathlib import Path
+from dohyo import SUMO, LoopConfig, fit
+from dohyo.data import load
+from dohyo.models import VAE
+from dohyo.objectives import maximum_likelihood
+from dohyo.training.processes import launch
+
+fabric = launch("cpu")
+seen = []
+class Spy(VAE):
+    def bind(self, x, detach_posterior=False):
+        source = super().bind(x, detach_posterior)
+        def log_weights(rows):
+            if self.training:
+                seen.append((rows.bincount(minlength=len(x)).tolist(), x[:2].sum(-1).tolist()))
+            return source(rows)
+        return log_weights
+torch.manual_seed(fabric.global_rank)  # not the same start: the first process's parameters must win
+model = Spy(data=64, hidden=8, latent=2)
+objective = maximum_likelihood(SUMO(2), k_draw=sys.argv[1])
+list(fit(model, load("digits"), objective, LoopConfig(epochs=1, device="cpu"), fabric=fabric))
+state = torch.cat([p.flatten() for p in model.parameters()]).tolist()
+Path(f"rank{fabric.global_rank}.json").write_text(json.dumps({"seen": seen[:5], "parameters": state}))
+"""
+
+
+@pytest.mark.parametrize("k_draw", ["batch", "datum"])
+def test_ranks_share_parameters_and_a_batch_k_but_not_data(tmp_path: Path, k_draw: str) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    done = run("probe.py", k_draw, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ranks: list[dict[str, Any]] = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert ranks[0]["parameters"] == ranks[1]["parameters"]
+    counts = [[step[0] for step in rank["seen"]] for rank in ranks]
+    assert all(len(c) == 50 for rank in counts for c in rank)
+    if k_draw == "batch":
+        assert counts[0] == counts[1]
+        assert all(len(set(c)) == 1 for c in counts[0])
+    else:
+        assert counts[0] != counts[1]
+        assert all(len(set(c)) > 1 for c in counts[0])
+    assert [step[1] for step in ranks[0]["seen"]] != [step[1] for step in ranks[1]["seen"]]
+
+
+def test_a_killed_rank_ends_the_job_with_a_usable_checkpoint(tmp_path: Path) -> None:
+    options = [*SMALL, "--estimator", "iwae", "--cost", "5", "--epochs", "100000", "--checkpoint-seconds", "0", "--out", "run"]
+    job = subprocess.Popen(
+        torchrun("-m", "dohyo", "train", *options),
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    while job.poll() is None and len(read_records(tmp_path / "run")) < 3:
+        time.sleep(0.05)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    ranks = [int(pid) for pid in children if b"dohyo" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGKILL)
+    _, error = job.communicate(timeout=120)
+    assert job.returncode != 0
+    assert "Signal 9" in error or "SIGKILL" in error or "another process" in error
+    assert load_checkpoint(tmp_path / "run")["numbers"]["epoch"] >= 1
