@@ -43,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     (folder / "weights.txt").write_text("1 2 3\n")
     (folder / "broken.yaml").write_text("name: sumo\nm: -3\n")
+    (folder / "wide.json").write_text('{"name": "sumo", "m": 999, "law": {"name": "finite", "pmf": [1.0]}}')
     (folder / "config.yaml").write_text("estimator: iwae\ncost: 20\n")
     (folder / "badkey.yaml").write_text("estimater: iwae\n")
     return folder
@@ -101,6 +102,8 @@ def test_json_is_one_object_and_nothing_else(folder: Path) -> None:
         (["weights.npy", "--replicates", "50"], "lower the cost"),
         (["weights.npy", "--confidence", "95"], "--confidence is 95"),
         (["weights.npy", "--colour", "red"], "--colour"),
+        (["weights.npy", "--plot", "figure"], "ending of a picture"),
+        (["weights.npy", "--estimator", "wide.json"], "may need 1000 log-weights, more than the 400"),
         (["weights.npy", "--config", "badkey.yaml"], "estimater"),
         (["weights.npy", "--out", "/proc/no/such/place.csv"], "/proc/no"),
         ([], "file"),
@@ -159,6 +162,17 @@ def test_no_weight_is_used_twice() -> None:
         estimate_bank(log_w, dohyo.ELBO(4), replicates=4)
     with pytest.raises(ValueError, match="cap the law"):
         estimate_bank(log_w, dohyo.SUMO(1))
+
+
+def test_a_capped_sumo_is_warned_of() -> None:
+    """Its sample variance misses the rare depths that carry the variance: 0.2 is printed where 100 is true."""
+    import torch
+
+    log_w = 2 * torch.randn(200, 1000, generator=torch.Generator().manual_seed(0)).double()
+    warnings = estimate_bank(log_w, dohyo.SUMO.at_cost(15, 250), replicates=4).warnings
+    assert any("far too small" in warning for warning in warnings)
+    for estimator in (dohyo.SymmetricSUMO.at_cost(15, 250), dohyo.MultilevelRR.at_cost(15, 250), dohyo.IWAE(15)):
+        assert not any("far too small" in w for w in estimate_bank(log_w, estimator, replicates=4).warnings)
 
 
 def test_one_row_is_one_datum(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from dohyo import IWAE, SUMO, Finite, MultilevelRR, MultilevelSS, SymmetricSUMO
+from dohyo import ELBO, IWAE, JVI, SUMO, Finite, MultilevelRR, MultilevelSS, SymmetricSUMO
 from dohyo.diagnostics import khat, median_of_means, moments
 
 from problems import FewPoints
@@ -50,6 +50,18 @@ def test_few_blocks_do_not_bias_the_variance() -> None:
     values = moments(IWAE(4), log_w).per_datum_variance
     many = (torch.randn(400_000, 4, dtype=torch.float64).logsumexp(-1)).var()
     assert abs(float(values.mean()) - float(many)) < 5 * float(values.std()) / math.sqrt(len(values))
+
+
+def test_fixed_estimators_use_all_their_weights() -> None:
+    """An ELBO of k has target_terms 1 and needs k weights all the same."""
+    log_w = 2 * torch.randn(400, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert moments(ELBO(5), log_w).variance == pytest.approx(4 / 5, rel=0.05)
+    with pytest.raises(ValueError, match="two blocks of 80"):
+        moments(JVI(80), log_w)
+
+
+def test_depths_that_are_never_drawn_do_not_overflow() -> None:
+    assert math.isfinite(moments(SUMO(), torch.randn(2, 20_000)).variance)
 
 
 def test_uncapped_laws_are_measured_up_to_the_width() -> None:

@@ -274,6 +274,9 @@ def test_at_cost() -> None:
         with pytest.raises(ValueError, match="lower the cost"):
             cls.at_cost(20, 10)
     assert MultilevelRR.at_cost(2).expected_cost == pytest.approx(2.0)
+    for cost, most in ((15, 16), (100, 128), (5, 5), (15, 400)):
+        assert SUMO.at_cost(cost, most).expected_cost == pytest.approx(cost, abs=0.5)
+        assert SUMO.at_cost(cost, most).target_terms == most
     with pytest.raises(ValueError, match="SymmetricSUMO"):
         SUMO.at_cost(4)
 

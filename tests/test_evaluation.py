@@ -60,8 +60,11 @@ def test_a_target_error_is_met(data: Tensor) -> None:
     tight = evaluate(PROBLEM, data, MultilevelRR(1), target_stderr=0.01, khat_samples=0)
     assert tight.replicates > loose.replicates
     assert tight.noise_stderr == pytest.approx(0.01, rel=0.4)
+    assert evaluate(PROBLEM, data[:200], IWAE(2), target_stderr=9.0, khat_samples=0).noise_stderr is not None
     with pytest.raises(ValueError, match="finite"):
         evaluate(PROBLEM, data, SUMO(1), target_stderr=0.01)
+    with pytest.raises(ValueError, match="empty"):
+        evaluate(PROBLEM, data[:0], IWAE(2), target_stderr=0.01)
 
 
 def test_an_infinite_variance_is_said_and_a_robust_interval_given(data: Tensor) -> None:
@@ -103,12 +106,14 @@ def test_heavy_weights_are_warned_of(data: Tensor) -> None:
 
 def test_nothing_outside_is_disturbed_and_seeds_decide(data: Tensor) -> None:
     model = VAE(data=20, hidden=8, latent=3)
+    model.decoder.eval()  # a part that the user froze
     binary = (data > 0).float()[:150]
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
     a = evaluate(model, binary, SUMO(2), seed=1)
     assert torch.equal(state, torch.random.get_rng_state())
     assert model.training
+    assert not model.decoder.training
     assert torch.equal(a.per_datum, evaluate(model, binary, SUMO(2), seed=1).per_datum)
     assert not torch.equal(a.per_datum, evaluate(model, binary, SUMO(2), seed=2).per_datum)
 

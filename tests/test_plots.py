@@ -174,7 +174,7 @@ def test_other_bad_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="3 data and 2 reconstructions"):
         plot_reconstructions(torch.rand(3, 4), torch.rand(2, 4), (2, 2), tmp_path / "images.png")
     for name in ("images", "images.json", "images.xyz"):
-        with pytest.raises(ValueError, match="the ending must be"):
+        with pytest.raises(ValueError, match="the ending of a picture must be"):
             plot_images(torch.rand(3, 4), (2, 2), tmp_path / name)
     assert not list(tmp_path.iterdir())
 

@@ -116,11 +116,8 @@ def evaluate(
             f"replicates is {replicates}, batch_size {batch_size}, confidence {confidence}; "
             "they must be at least 1, at least 1, and strictly between 0 and 1"
         )
-    if target_stderr is not None and not (target_stderr > 0 and estimator.finite_variance):
-        raise ValueError(
-            f"target_stderr is {target_stderr}, and finite_variance of {type(estimator).__name__} {estimator.finite_variance}; "
-            "the one must be positive and the other True: use SymmetricSUMO or MultilevelRR, or cap the law"
-        )
+    if target_stderr is not None:
+        check_target(target_stderr, estimator)
     if isinstance(data, Tensor):
         batches: Iterable[Any] = data.split(batch_size) if len(data) else ()
     else:
@@ -160,6 +157,15 @@ def evaluate(
         raise ValueError("the data set is empty; give at least one datum")
     shape = torch.cat(shapes) if shapes else torch.empty(0)
     return summarise(torch.cat(values), estimator, spent, shape, confidence, fingerprint)
+
+
+def check_target(target_stderr: float, estimator: Estimator) -> None:
+    """A ValueError if no number of replicates can reach the target."""
+    if not (target_stderr > 0 and estimator.finite_variance):
+        raise ValueError(
+            f"target_stderr is {target_stderr}, and finite_variance of {type(estimator).__name__} {estimator.finite_variance}; "
+            "the one must be positive and the other True: use SymmetricSUMO or MultilevelRR, or cap the law"
+        )
 
 
 def summarise(

@@ -41,9 +41,9 @@ def pad(packed: Tensor, counts: Tensor) -> Tensor:
 def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, counts: Tensor) -> Tensor:
     """`reduce(log_w, counts)` on packed log-weights: one rectangle for each power-of-two bucket of the count.
 
-    Bucket b holds the data with 2^(b-1) < count <= 2^b and is as wide as its largest count, so that less than half of
-    it is padding whatever the counts are. Neighbours are joined while they stay small. `counts` may live on another device than `packed`: bucketing is done where
-    the counts are, so counts on the CPU never make a GPU wait.
+    Bucket b holds the data with 2^(b-1) < count <= 2^b and is as wide as its largest count, so that less than half of it
+    is padding whatever the counts are; neighbours are joined while they stay small. `counts` may live on another device
+    than `packed`: bucketing is done where the counts are, so counts on the CPU never make a GPU wait.
     """
     if packed.numel() != int(counts.sum()):
         raise ValueError(f"{packed.numel()} packed log-weights for counts that sum to {int(counts.sum())}")

@@ -1,9 +1,12 @@
 """`dohyo train`, `dohyo evaluate` and `dohyo sample`: density modelling."""
 
+import contextlib
 import dataclasses
 import json
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +99,6 @@ def sample_parser() -> Parser:
 def train(config: Namespace) -> int:
     from dohyo.training.processes import launch, leave
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends like Ctrl-C
     own = ("out", "resume", "json", "config")
     options = {key: value for key, value in config.items() if key not in (*own, "explicit")}
     explicit = {key: value for key, value in config.explicit.items() if key not in own}
@@ -110,7 +112,8 @@ def train(config: Namespace) -> int:
         _say(quiet, f"{run.folder}: already finished after {result['epochs']} epochs; --epochs N extends it")
     else:
         try:
-            result = _train_with_progress(run, fabric, quiet)
+            with _interruptible() as interrupted:
+                result = _train_with_progress(run, fabric, quiet, interrupted)
         except RuntimeError as error:
             if fabric.world_size == 1:
                 raise
@@ -157,7 +160,27 @@ def _resumed_run(folder: Path, explicit: dict[str, Any], fabric: Any) -> "Run":
     return run
 
 
-def _train_with_progress(run: "Run", fabric: Any, quiet: bool) -> dict[str, Any]:
+@contextlib.contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Ctrl-C and a polite kill end the run; the signals seen are listed, because an exception may be lost in a callback."""
+    seen: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _train_with_progress(run: "Run", fabric: Any, quiet: bool, interrupted: list[int]) -> dict[str, Any]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
@@ -167,6 +190,8 @@ def _train_with_progress(run: "Run", fabric: Any, quiet: bool) -> dict[str, Any]
         testing = progress.add_task(f"test, IWAE-{run.config.test_terms}", total=None, note="", visible=False)
 
         def on_epoch(record: dict[str, Any]) -> None:
+            if interrupted:
+                raise KeyboardInterrupt
             note = (f"train {record['train_nll']:.2f} valid {record['valid_nll']:.2f} "
                     f"clipped {record['clipped_decoder']:.0%}")  # fmt: skip
             progress.update(epochs, completed=record["epoch"], note=note)
@@ -181,6 +206,7 @@ def evaluate(config: Namespace) -> int:
     from rich.table import Table
 
     from dohyo.estimators import named
+    from dohyo.evaluation import check_target
     from dohyo.experiments.density import Run
     from dohyo.training.processes import launch, leave
 
@@ -188,6 +214,10 @@ def evaluate(config: Namespace) -> int:
     estimators = [estimator_from(config.estimator, config.cost)]
     if config.reference:
         estimators.append(dohyo.IWAE(5000))
+    if config.target_stderr is not None:
+        check_target(config.target_stderr, estimators[0])
+    if config.out is not None and config.out.suffix != ".npz":
+        raise ValueError(f"--out is {config.out}; the values of each datum go to a .npz file")
     model, data = run.trained()
     split = {"test": data.test, "valid": data.valid, "train": data.train}
     x = named(split, config.split, "split")
@@ -278,8 +308,6 @@ def _write_values(path: Path, result: dohyo.Evaluation) -> None:
 
     from dohyo.files import replacing
 
-    if path.suffix != ".npz":
-        raise ValueError(f"--out is {path}; the values of each datum go to a .npz file")
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, log_px=result.per_datum.numpy(), khat=result.khat.numpy())
 

@@ -66,6 +66,10 @@ def run(config: Namespace) -> int:
 
     if not 0 < config.confidence < 1:
         raise ValueError(f"--confidence is {config.confidence}; it must lie strictly between 0 and 1")
+    if config.plot is not None:
+        from dohyo.plots.picture import check_picture
+
+        check_picture(config.plot)
     log_w = load_log_weights(config.file, config.key)
     width = block_width(log_w.shape[1], config.replicates)
     estimator = estimator_from(config.estimator, config.cost, width)

@@ -1,6 +1,5 @@
 """Pictures of banks of log-weights."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 from dohyo.bank import block_width, estimate_bank
 from dohyo.bounds import prefix_log_mean, settle
 from dohyo.estimators import ESTIMATORS
-from dohyo.files import plain, replacing
+from dohyo.plots.picture import write_picture
 
 
 def plot_bank(log_w: Tensor, cost: float, replicates: int, seed: int, path: Path) -> None:
@@ -42,10 +41,7 @@ def plot_bank(log_w: Tensor, cost: float, replicates: int, seed: int, path: Path
     )
     right.grid(alpha=0.3, axis="y")
     right.legend()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    with replacing(path.with_suffix(".json")) as temporary:
-        temporary.write_text(json.dumps(plain({"iwae": curve, "at_cost": points}), indent=1), encoding="utf-8")
+    write_picture(figure, {"iwae": curve, "at_cost": points}, path)
 
 
 def iwae_curve(log_w: Tensor, seed: int) -> dict[str, list[Any]]:

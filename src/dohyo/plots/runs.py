@@ -1,6 +1,5 @@
 """Pictures of a training run: learning curves, images and reconstructions, each with its numbers as JSON beside it."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +13,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dohyo.files import replacing
+from dohyo.plots.picture import write_picture
 
 _KEYS = ("epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", "clipped_encoder")
-_DPI = 150
 _TILE = 0.75  # inches, the side of one image
 _PANEL = (1.5, 1.0)  # inches, one line plot
 _SMALL, _NORMAL = 8, 10  # points
@@ -65,7 +63,7 @@ def plot_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
             axis.set_xlabel("epoch")
     numbers: dict[str, Any] = {key: _plain(values) for key, values in curves.items()}
     numbers["best"] = None if best is None else {"epoch": numbers["epoch"][best], "valid_nll": numbers["valid_nll"][best]}
-    _write(figure, numbers | {"nll_axis": [low, high]}, path)
+    write_picture(figure, numbers | {"nll_axis": [low, high]}, path)
 
 
 def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int | None = None, title: str | None = None) -> None:
@@ -84,7 +82,7 @@ def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int
     width = min(len(values), columns or (square if values.ndim > 2 else min(8, max(4, square))))
     rows = [list(values[start : start + width]) for start in range(0, len(values), width)]
     figure = _grid(rows, title)
-    _write(figure, {"shape": list(shape), "columns": width, "images": _plain_rows(images)}, path)
+    write_picture(figure, {"shape": list(shape), "columns": width, "images": _plain_rows(images)}, path)
 
 
 def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, ...], path: Path) -> None:
@@ -103,7 +101,7 @@ def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, .
         rows += [list(above[start : start + width]), list(below[start : start + width])]
     figure = _grid(rows, None, ("data", "model"))
     numbers = {"x": _plain_rows(x), "reconstructions": _plain_rows(reconstructions)}
-    _write(figure, {"shape": list(shape), "columns": width, **numbers}, path)
+    write_picture(figure, {"shape": list(shape), "columns": width, **numbers}, path)
 
 
 def _curves(records: Sequence[dict[str, Any]]) -> dict[str, NDArray[Any]]:
@@ -239,13 +237,3 @@ def _plain(values: NDArray[Any]) -> list[float | int | None]:
 
 def _plain_rows(images: Tensor) -> list[list[float | int | None]]:
     return [_plain(row) for row in images.detach().cpu().double().numpy()]
-
-
-def _write(figure: Figure, numbers: dict[str, Any], path: Path) -> None:
-    """The picture and its numbers: both are written in full before either takes its place."""
-    path = Path(path)
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"{path}: the ending must be .png, .pdf or .svg")
-    with replacing(path.with_suffix(".json")) as text, replacing(path) as picture:
-        text.write_text(json.dumps(numbers, allow_nan=False) + "\n", encoding="utf-8")
-        figure.savefig(picture, dpi=_DPI)
