@@ -17,7 +17,7 @@ _LARGEST = 2.0**62  # K is an int64
 
 
 class Law(ABC):
-    """A law on the non-negative integers. Subclasses give `survival`, `mean`, `cap`, `tail_exponent` and `_guess`."""
+    """A law on the non-negative integers. Subclasses give `survival`, `mean`, `_guess`, and `cap` and `tail_exponent` where finite."""
 
     @abstractmethod
     def survival(self, k: Tensor) -> Tensor:
@@ -29,14 +29,14 @@ class Law(ABC):
         """E[K], exact."""
 
     @property
-    @abstractmethod
     def cap(self) -> float:
         """The largest K that can be drawn, or `math.inf`."""
+        return math.inf
 
     @property
-    @abstractmethod
     def tail_exponent(self) -> float:
-        """The a in S(k) ~ k^-a; `math.inf` where S falls faster than every power (or ends)."""
+        """The a in S(k) ~ k^-a; `math.inf` where S falls faster than every power, or ends."""
+        return math.inf
 
     @abstractmethod
     def _guess(self, u: Tensor) -> Tensor:
@@ -103,14 +103,6 @@ class HarmonicTail(Law):
     def mean(self) -> float:
         return math.fsum(1 / k for k in range(1, self.alpha)) + 1 / (self.alpha * (1 - self.decay))
 
-    @property
-    def cap(self) -> float:
-        return math.inf
-
-    @property
-    def tail_exponent(self) -> float:
-        return math.inf
-
     def _guess(self, u: Tensor) -> Tensor:
         tail = self.alpha + ((u * self.alpha).log() / math.log(self.decay)).floor()
         return torch.where(u * self.alpha > 1, (1 / u).floor(), tail)
@@ -141,14 +133,6 @@ class Geometric(Law):
     @property
     def mean(self) -> float:
         return self.start + (1 - self.p) / self.p
-
-    @property
-    def cap(self) -> float:
-        return math.inf
-
-    @property
-    def tail_exponent(self) -> float:
-        return math.inf
 
     def _guess(self, u: Tensor) -> Tensor:
         return self.start + (u.log() / math.log1p(-self.p)).floor()
@@ -245,10 +229,6 @@ class Finite(Law):
     @property
     def cap(self) -> float:
         return self.start + max(i for i, p in enumerate(self.pmf) if p > 0)
-
-    @property
-    def tail_exponent(self) -> float:
-        return math.inf
 
     def _guess(self, u: Tensor) -> Tensor:
         falling = self._table.to(u.device).neg()

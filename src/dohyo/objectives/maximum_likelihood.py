@@ -65,7 +65,7 @@ class MaximumLikelihood:
             (theta,) = torch.autograd.grad(-log_px.mean(), leaf, retain_graph=True)
             theta, clipped = self._clip(theta, wanted, len(x))
             iwae = reduce_packed(_log_mean, leaf.detach(), counts)
-            posterior = (leaf.detach() - (iwae + counts.to(x.device).log())[wanted]).exp()  # normalised weights
+            posterior = (leaf.detach() - (iwae + counts.to(x.device).double().log())[wanted]).exp()  # normalised weights
             if self.encoder == "variance":
                 (phi,) = torch.autograd.grad((log_px - baseline).square().mean(), leaf)
             else:
@@ -149,4 +149,4 @@ def check_model(model: Any, objective: MaximumLikelihood) -> None:
 
 
 def _log_mean(log_w: Tensor, counts: Tensor) -> Tensor:
-    return log_w.logsumexp(-1) - counts.log()
+    return log_w.logsumexp(-1) - counts.double().log()
