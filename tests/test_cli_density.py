@@ -43,7 +43,11 @@ def same_run(a: Path, b: Path) -> bool:
     one, two = load_checkpoint(a), load_checkpoint(b)
     numbers = [{key: v for key, v in c["numbers"].items() if key != "seconds"} for c in (one, two)]
     tensors = all(torch.equal(one[part][key], two[part][key]) for part in ("model", "best") for key in one[part])
-    return tensors and numbers[0] == numbers[1] and without_seconds(a) == without_seconds(b)
+    noise = all(torch.equal(one["noise"][0][key], two["noise"][0][key]) for key in ("cpu", "depth"))
+    results = [json.loads((folder / "result.json").read_text())["test_nll"] for folder in (a, b)]
+    return (
+        tensors and noise and numbers[0] == numbers[1] and without_seconds(a) == without_seconds(b) and results[0] == results[1]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +90,34 @@ def test_extending_a_run_equals_a_long_one(runs: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["epochs"] == 8
     assert same_run(runs / "a", runs / "short")
-    results = [json.loads((runs / name / "result.json").read_text())["test_nll"] for name in ("a", "short")]
-    assert results[0] == results[1]
+
+
+def test_an_extension_interrupted_in_the_final_test_is_finished_later(runs: Path) -> None:
+    assert run("train", *SUMO, "--epochs", "2", "--out", "late", folder=runs).returncode == 0
+    old = (runs / "late/result.json").read_text()
+    assert run("train", "--resume", "late", "--epochs", "8", folder=runs).returncode == 0
+    (runs / "late/result.json").write_text(old)  # as if it had been killed before the new one was written
+    assert run("train", "--resume", "late", folder=runs).returncode == 0
+    assert same_run(runs / "a", runs / "late")
+
+
+def test_edited_configs_get_one_line(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for edit in ("hidden: 8", "cost: 5.0", "seed: abc", "batch_size: 10.5", "model: vae2", "data_kind: real", "colour: red"):
+        folder = tmp_path / edit.split(":")[0]
+        folder.mkdir()
+        config = yaml.safe_load((runs / "a/config.yaml").read_text()) | yaml.safe_load(edit) | {"epochs": 9}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        (folder / "checkpoint.pt").write_bytes((runs / "a/checkpoint.pt").read_bytes())
+        assert main(["train", "--resume", str(folder)]) == 2, edit
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert edit.split(":")[0] in error
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/config.yaml").write_text("")
+    assert main(["evaluate", "empty"]) == 2
 
 
 def test_killed_at_random_times_it_ends_the_same(runs: Path) -> None:
@@ -123,7 +153,7 @@ def test_killed_at_random_times_it_ends_the_same(runs: Path) -> None:
         assert process.returncode == -signal.SIGKILL, error
     assert kills >= 2
     assert same_run(runs / "a", runs / "killed")
-    assert not list((runs / "killed").glob(".checkpoint*")) or kills  # a kill while writing may leave its temporary file
+    assert not list((runs / "killed").glob(".checkpoint*"))  # what a kill while writing left is gone
 
 
 def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
@@ -192,8 +222,14 @@ def test_users_own_data_and_module(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, arguments, (low, high) in cases:
         assert main(["train", *arguments, *SMALL, "--epochs", "5", "--out", name, "--json"]) == 0, capsys.readouterr().err
         assert low < json.loads(capsys.readouterr().out)["test_nll"] < high
-        assert main(["evaluate", name, "--estimator", "iwae", "--cost", "20", "--json"]) == 0, capsys.readouterr().err
+        monkeypatch.chdir(tmp_path.parent)  # the data are found again from elsewhere
+        monkeypatch.syspath_prepend(str(tmp_path))
+        arguments = ["evaluate", str(tmp_path / name), "--estimator", "iwae", "--cost", "20", "--json"]
+        assert main(arguments) == 0, capsys.readouterr().err
+        monkeypatch.chdir(tmp_path)
         assert low < json.loads(capsys.readouterr().out)["nll"] < high
+    assert main(["sample", "own"]) == 2
+    assert "sample_mean" in capsys.readouterr().err
 
 
 def test_config_files(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +262,8 @@ def test_config_files(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["train", "--k-draw", "row", "--out", "x"], "k_draw"),
         (["train", "--clip-decoder", "some", "--out", "x"], "clip_decoder"),
         (["train", "--device", "cuda", "--out", "x"], "no CUDA GPU"),
+        (["train", "--device", "tpu", "--out", "x"], "device is 'tpu'"),
+        (["evaluate", "a", "--device", "tpu"], "device is 'tpu'"),
         (["evaluate", "nowhere"], "holds no run"),
         (["evaluate", "a", "--split", "tset"], "did you mean 'test'"),
         (["evaluate", "a", "--split", "train"], "binarised anew"),

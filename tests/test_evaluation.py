@@ -12,6 +12,7 @@ from dohyo.evaluation import student_quantile, summarise
 from dohyo.models import VAE
 
 from problems import LinearGaussian
+from stats import errors_off
 
 PROBLEM = LinearGaussian()
 
@@ -43,6 +44,20 @@ def test_the_noise_error_is_calibrated(data: Tensor) -> None:
     scatter = float(torch.tensor([run.mean for run in runs]).std())
     stated = math.sqrt(sum((run.noise_stderr or 0) ** 2 for run in runs) / len(runs))
     assert scatter == pytest.approx(stated, rel=0.35)
+
+
+def test_the_noise_does_not_know_k() -> None:
+    """One datum over many seeds: were K and z made of the same random bits, the mean would be off by 0.25."""
+
+    class LogNormal:
+        def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+            return torch.randn(len(rows), dtype=torch.float64)
+
+    estimator = SUMO(1, Finite((0.4, 0.3, 0.3)))
+    log_w = torch.randn(400_000, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    truth = float((log_w.logsumexp(-1) - math.log(4)).mean())
+    values = [evaluate(LogNormal(), torch.zeros(1, 1), estimator, khat_samples=0, seed=seed).mean for seed in range(3000)]
+    assert errors_off(torch.tensor(values), truth) < 4
 
 
 def test_the_whole_error_covers_new_data() -> None:

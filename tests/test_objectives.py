@@ -116,6 +116,24 @@ def test_clipping_each_datum() -> None:
     assert float(never.clipped) == 0
 
 
+@pytest.mark.parametrize("encoder", ["variance", "iwae", "dreg"])
+def test_a_datum_without_weight_asks_for_nothing(encoder: str) -> None:
+    class Partly(VAE):
+        def bind(self, x: Tensor, detach_posterior: bool = False) -> object:
+            source = super().bind(x, detach_posterior)
+            return lambda rows: torch.where(rows == 2, -torch.inf, source(rows))
+
+    torch.manual_seed(0)
+    model = Partly(data=12, hidden=8, latent=3)
+    losses = maximum_likelihood(SUMO(3), encoder)(model, X)
+    assert losses.log_px[2] == -math.inf
+    log_w = torch.nan_to_num(losses.phi.detach())
+    assert bool(log_w.isfinite())
+    phi = [p for p in model.encoder_parameters()]
+    found = torch.autograd.grad(losses.phi, phi, allow_unused=True)
+    assert all(g is None or bool(g.isfinite().all()) for g in found)
+
+
 def test_defaults_and_errors() -> None:
     assert maximum_likelihood(IWAE(5)).encoder == "same"
     assert maximum_likelihood(SUMO()).encoder == "dreg"

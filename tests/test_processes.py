@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +65,16 @@ def test_two_processes(tmp_path: Path) -> None:
     report = json.loads(evaluated.stdout)
     assert report["data"] == 300
     assert report["nll"] == pytest.approx(json.loads((tmp_path / "two/result.json").read_text())["test_nll"], abs=0.2)
+
+
+def test_a_last_batch_with_fewer_data_than_processes(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "odd.npz", train=generator.random((101, 9)), valid=generator.random((11, 9)), test=generator.random((11, 9))
+    )
+    options = ["--data", "odd.npz", *SMALL[2:], "--estimator", "sumo", "--cost", "8", "--epochs", "2", "--out", "odd"]
+    done = run("-m", "dohyo", "train", *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 PROBE = """
@@ -127,4 +138,7 @@ def test_a_killed_rank_ends_the_job_with_a_usable_checkpoint(tmp_path: Path) -> 
     _, error = job.communicate(timeout=120)
     assert job.returncode != 0
     assert "Signal 9" in error or "SIGKILL" in error or "another process" in error
-    assert load_checkpoint(tmp_path / "run")["numbers"]["epoch"] >= 1
+    epoch = load_checkpoint(tmp_path / "run")["numbers"]["epoch"]
+    assert epoch >= 1
+    done = run("-m", "dohyo", "train", "--resume", "run", "--epochs", str(epoch + 1), folder=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -124,7 +124,8 @@ def evaluate(
         batches = list(data) if isinstance(data, Iterator) else data  # they are gone through more than once
     spent = 0
     with _apart(model, seed):
-        generator = torch.Generator().manual_seed(seed)
+        # Not the seed of the noise: K and the first z would be made of the same random bits.
+        generator = torch.Generator().manual_seed(seed + 1_000_003)
 
         def replicated(x: Tensor, count: int) -> Tensor:
             nonlocal spent
@@ -142,7 +143,7 @@ def evaluate(
         values, fingerprint, done = [], 0, 0
         for x in _tensors(batches):
             values.append(replicated(x, replicates))
-            fingerprint = zlib.crc32(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), fingerprint)
+            fingerprint = checksum(x, fingerprint)
             done += len(x)
             if progress is not None:
                 progress(done)
@@ -157,6 +158,11 @@ def evaluate(
         raise ValueError("the data set is empty; give at least one datum")
     shape = torch.cat(shapes) if shapes else torch.empty(0)
     return summarise(torch.cat(values), estimator, spent, shape, confidence, fingerprint)
+
+
+def checksum(x: Tensor, before: int = 0) -> int:
+    """Of the data's bytes, going on from an earlier one."""
+    return zlib.crc32(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), before)
 
 
 def check_target(target_stderr: float, estimator: Estimator) -> None:

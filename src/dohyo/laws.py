@@ -17,7 +17,7 @@ _LARGEST = 2.0**62  # K is an int64
 
 
 class Law(ABC):
-    """A law on the non-negative integers. Subclasses give `survival`, `mean`, `_guess`, and `cap` and `tail_exponent` where finite."""
+    """A law on the non-negative integers. A subclass gives `survival`, `mean`, `_guess`, and what of the rest is finite."""
 
     @abstractmethod
     def survival(self, k: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def estimate(
         raise ValueError(f"max_rows is {max_rows}; it must be at least 1, or None for no limit")
     counts = estimator.plan(batch, generator, shared=shared)
     wanted = rows(counts)
-    chunks = [_checked(log_weights(chunk), chunk) for chunk in wanted.split(max_rows or max(1, len(wanted)))]
+    chunks = [one_for_each(chunk, log_weights(chunk)) for chunk in wanted.split(max_rows or max(1, len(wanted)))]
     packed = torch.cat(chunks)
     check_log_weights(packed)
     return reduce_packed(estimator.reduce, packed, counts)
@@ -120,7 +120,8 @@ def check_log_weights(log_w: Tensor) -> None:
         )
 
 
-def _checked(log_w: Tensor, chunk: Tensor) -> Tensor:
+def one_for_each(chunk: Tensor, log_w: Tensor) -> Tensor:
+    """`log_w`, or a ValueError if it is not one float for each row of `chunk`."""
     if log_w.shape != chunk.shape or not log_w.is_floating_point():
         raise ValueError(
             f"log_weights returned {log_w.dtype} {tuple(log_w.shape)} for {len(chunk)} rows; "

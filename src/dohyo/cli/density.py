@@ -104,13 +104,21 @@ def train(config: Namespace) -> int:
     explicit = {key: value for key, value in config.explicit.items() if key not in own}
     if (config.out is None) == (config.resume is None):
         raise ValueError("give --out FOLDER for a new run, or --resume FOLDER to go on with one")
-    fabric = launch(config.device)
-    run = _new_run(config.out, options, fabric) if config.resume is None else _resumed_run(config.resume, explicit, fabric)
-    quiet = config.json or not fabric.is_global_zero
-    if run.finished:
-        result = json.loads((run.folder / "result.json").read_text(encoding="utf-8"))
-        _say(quiet, f"{run.folder}: already finished after {result['epochs']} epochs; --epochs N extends it")
+    if config.resume is None:
+        fabric = launch(config.device)
+        run = _new_run(config.out, options, fabric)
     else:
+        run = _resumed_run(config.resume, explicit)
+        fabric = launch(explicit.get("device", run.config.device))
+    quiet = config.json or not fabric.is_global_zero
+    result = run.result if run.finished else None
+    if result is not None:
+        early = result["epochs"] < run.config.epochs
+        reason = f"no improvement for {run.config.stop_patience} epochs" if early else "--epochs N extends it"
+        _say(quiet, f"{run.folder}: already finished after {result['epochs']} epochs; {reason}")
+    else:
+        if fabric.is_global_zero:
+            run.write_config()  # --epochs may have changed
         try:
             with _interruptible() as interrupted:
                 result = _train_with_progress(run, fabric, quiet, interrupted)
@@ -128,8 +136,8 @@ def train(config: Namespace) -> int:
         if config.json:
             print(json.dumps(result))
         else:
-            _say(False, f"test NLL {result['test_nll']:.3f} ± {result['test_nll_stderr']:.3f} (IWAE-{result['test_terms']}), "
-                        f"{result['epochs']} epochs, {result['seconds']:.0f} s; everything is in {run.folder}")  # fmt: skip
+            nll = f"{_number(result['test_nll'])} ± {_number(result['test_nll_stderr'])} (IWAE-{result['test_terms']})"
+            _say(False, f"test NLL {nll}, {result['epochs']} epochs, {result['seconds']:.0f} s; everything is in {run.folder}")
     return 0
 
 
@@ -145,7 +153,11 @@ def _new_run(folder: Path, options: dict[str, Any], fabric: Any) -> "Run":
     return run
 
 
-def _resumed_run(folder: Path, explicit: dict[str, Any], fabric: Any) -> "Run":
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.3f}"
+
+
+def _resumed_run(folder: Path, explicit: dict[str, Any]) -> "Run":
     from dohyo.experiments.density import Run
 
     run = Run.open(folder)
@@ -153,10 +165,7 @@ def _resumed_run(folder: Path, explicit: dict[str, Any], fabric: Any) -> "Run":
         if key not in ("epochs", "device") and value != getattr(run.config, key):
             raise ValueError(f"--{key} {value} differs from the run's {getattr(run.config, key)}; a resumed run keeps its config "
                              "(only --epochs may change): start a new one with --out")  # fmt: skip
-    if "epochs" in explicit and explicit["epochs"] != run.config.epochs:
-        run.config = dataclasses.replace(run.config, epochs=explicit["epochs"])
-        if fabric.is_global_zero:
-            run.write_config()
+    run.config = dataclasses.replace(run.config, epochs=explicit.get("epochs", run.config.epochs))
     return run
 
 
@@ -183,17 +192,20 @@ def _interruptible() -> Iterator[list[int]]:
 def _train_with_progress(run: "Run", fabric: Any, quiet: bool, interrupted: list[int]) -> dict[str, Any]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    from dohyo.training.state import CHECKPOINT, load_checkpoint
+
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
     with Progress(*columns, console=console(), disable=quiet) as progress:
-        epochs = progress.add_task("epochs", total=run.config.epochs, note="")
+        done = load_checkpoint(run.folder)["numbers"]["epoch"] if (run.folder / CHECKPOINT).exists() else 0
+        epochs = progress.add_task("epochs", total=run.config.epochs, completed=done, note="")
         testing = progress.add_task(f"test, IWAE-{run.config.test_terms}", total=None, note="", visible=False)
 
         def on_epoch(record: dict[str, Any]) -> None:
             if interrupted:
                 raise KeyboardInterrupt
             note = (f"train {record['train_nll']:.2f} valid {record['valid_nll']:.2f} "
-                    f"clipped {record['clipped_decoder']:.0%}")  # fmt: skip
+                    f"clipped {record['clipped_decoder']:.0%} and {record['clipped_encoder']:.0%}")  # fmt: skip
             progress.update(epochs, completed=record["epoch"], note=note)
 
         def on_test(done: int, total: int) -> None:
@@ -256,6 +268,9 @@ def evaluate(config: Namespace) -> int:
                       "unknown" if low is None else f"{low:.3f} to {high:.3f}", str(report["cost"]), report["kind"])  # fmt: skip
     screen.print(table)
     for report in reports:
+        if report["robust_interval"] is not None:
+            low, high = report["robust_interval"]
+            screen.print(f"median of means of log p(x): {report['robust_mean']:.3f} in [{low:.3f}, {high:.3f}]", markup=False)
         for warning in report["warnings"]:
             screen.print(f"[yellow]{report['estimator']}:[/] {warning}")
     return 0
@@ -292,6 +307,9 @@ def sample(config: Namespace) -> int:
         raise ValueError(f"--count is {config.count}; it must be at least 1")
     model, data = Run.open(config.run).trained()
     source: Any = model
+    needed = "reconstruct" if config.reconstruct else "sample_mean"
+    if not hasattr(source, needed):
+        raise ValueError(f"{type(model).__name__} has no method {needed}; write one (see dohyo.models.LatentVariableModel)")
     torch.manual_seed(config.seed)
     with torch.no_grad():
         if config.reconstruct:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import dohyo
 from dohyo.data import Dataset, load
 from dohyo.estimators import ESTIMATORS, IWAE, Estimator, named, to_dict
-from dohyo.evaluation import Evaluation, evaluate, summarise
+from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain, replacing
 from dohyo.models import build
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
@@ -74,6 +74,10 @@ class DensityConfig(LoopConfig):
         super().__post_init__()
         if self.test_terms < 1 or self.hidden < 1 or self.latent < 1:
             raise ValueError("test_terms, hidden and latent must be at least 1")
+        if self.data_dir is not None:
+            self.data_dir = self.data_dir.resolve()
+        if Path(self.data).suffix:  # a file: found again from another folder
+            self.data = str(Path(self.data).resolve())
         objective = self.objective()
         self.encoder = objective.encoder
         bound = objective.estimator.target_terms != math.inf
@@ -108,17 +112,17 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
+        from jsonargparse import ArgumentError, ArgumentParser
+
         path = folder / CONFIG
         if not path.is_file():
             raise ValueError(f"{folder}: holds no run (there is no {CONFIG} in it)")
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-            known = {field.name: None for field in dataclasses.fields(DensityConfig)}
-            for key in values:
-                named(known, key, "option")
-            values["data_dir"] = None if values.get("data_dir") is None else Path(values["data_dir"])
-            return cls(folder, DensityConfig(**values))
-        except (yaml.YAMLError, TypeError, AttributeError, ValueError) as error:
+            parser = ArgumentParser(exit_on_error=False)
+            parser.add_class_arguments(DensityConfig)
+            values = parser.parse_object(yaml.safe_load(path.read_text(encoding="utf-8")))
+            return cls(folder, DensityConfig(**values.as_dict()))
+        except (yaml.YAMLError, ArgumentError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
 
     def write_config(self) -> None:
@@ -130,10 +134,23 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
-        if not (self.folder / RESULT).exists():
+        result = self.result
+        if result is None:
             return False
         numbers = load_checkpoint(self.folder)["numbers"]
-        return bool(numbers["epoch"] >= self.config.epochs or numbers["stale"] >= self.config.stop_patience)
+        over = numbers["epoch"] >= self.config.epochs or numbers["stale"] >= self.config.stop_patience
+        return bool(over and result["epochs"] == numbers["epoch"])  # an older result is that of a shorter run
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What result.json holds, if it is there."""
+        path = self.folder / RESULT
+        if not path.exists():
+            return None
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: is damaged ({error}); remove it, and --resume makes it anew") from error
 
     @cached_property
     def parts(self) -> tuple[nn.Module, Dataset, MaximumLikelihood]:
@@ -171,13 +188,15 @@ class Run:
         result = self._result(test)
         if fabric.is_global_zero:
             self._draw(model.cpu(), data)
+            for leftover in self.folder.glob(".checkpoint-*"):  # of a kill while writing
+                leftover.unlink()
             write_json(self.folder / RESULT, result)  # last: it says that the run is finished
         return result
 
     def _result(self, test: Evaluation) -> dict[str, Any]:
         numbers = load_checkpoint(self.folder)["numbers"]
         estimator = self.config.objective().estimator
-        return {
+        result = {
             "schema_version": SCHEMA_VERSION,
             "test_nll": -test.mean,
             "test_nll_stderr": test.stderr,
@@ -196,11 +215,13 @@ class Run:
             "warnings": list(test.warnings),
             "versions": versions(),
         }
+        return {key: plain(value) for key, value in result.items()}
 
     def _draw(self, model: Any, data: Dataset) -> None:
         from dohyo.plots.runs import plot_images, plot_learning_curves, plot_reconstructions
 
-        plot_learning_curves(read_records(self.folder), self.folder / "learning_curves.png")
+        if records := read_records(self.folder):
+            plot_learning_curves(records, self.folder / "learning_curves.png")
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
             if hasattr(model, "sample_mean"):
@@ -212,6 +233,8 @@ class Run:
 
 def evaluate_shared_out(fabric: Fabric, model: Any, data: Tensor, estimator: Estimator, seed: int, **options: Any) -> Evaluation:
     """`evaluate`, each process on its own part of the data."""
+    if len(data) < fabric.world_size:
+        raise ValueError(f"{len(data)} data for {fabric.world_size} processes; use fewer processes")
     model = model.to(fabric.device)
     own = data[fabric.global_rank :: fabric.world_size].to(fabric.device)
     result = evaluate(model, own, estimator, seed=seed + fabric.global_rank, **options)
@@ -225,7 +248,7 @@ def evaluate_shared_out(fabric: Fabric, model: Any, data: Tensor, estimator: Est
     whole = summarise(values, estimator, sum(part.cost for part in parts), torch.cat([part.khat for part in parts]))
     known = [n for n in noise if n is not None]
     together = math.hypot(*known) / len(data) if len(known) == len(parts) else None
-    return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates)
+    return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
 
 
 def write_json(path: Path, value: Any) -> None:

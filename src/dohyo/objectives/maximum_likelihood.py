@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dohyo.estimators import Estimator, named
-from dohyo.marginal import Model
+from dohyo.marginal import Model, one_for_each
 from dohyo.packing import reduce_packed, rows
 
 ENCODERS = {
@@ -58,14 +58,18 @@ class MaximumLikelihood:
         """The losses of a batch; their means are over the batch."""
         counts = self.estimator.plan(len(x), generator, shared=self.shared)
         wanted = rows(counts).to(x.device)
-        log_w = self._source(model, x)(wanted)
+        log_w = one_for_each(wanted, self._source(model, x)(wanted))
+        if not log_w.requires_grad:
+            raise ValueError("log_weights has no gradient: it must be made of the model's parameters, without detach or no_grad")
         leaf = log_w.detach().double().requires_grad_()
         with torch.enable_grad():
             log_px = reduce_packed(self.estimator.reduce, leaf, counts)
             (theta,) = torch.autograd.grad(-log_px.mean(), leaf, retain_graph=True)
             theta, clipped = self._clip(theta, wanted, len(x))
             iwae = reduce_packed(_log_mean, leaf.detach(), counts)
-            posterior = (leaf.detach() - (iwae + counts.to(x.device).double().log())[wanted]).exp()  # normalised weights
+            empty = (iwae == -torch.inf)[wanted]  # all weights of the datum are zero: it asks for nothing
+            posterior = (leaf.detach() - (iwae + counts.to(x.device).double().log())[wanted]).exp()  # normalised
+            posterior = torch.where(empty, 0.0, posterior)
             if self.encoder == "variance":
                 (phi,) = torch.autograd.grad((log_px - baseline).square().mean(), leaf)
             else:

@@ -54,5 +54,3 @@ class LoopConfig:
                 raise ValueError(f"{name} is {value}; it must be positive and finite")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 < self.lr_factor < 1):
             raise ValueError("beta1 and beta2 must lie in [0, 1), lr_factor strictly between 0 and 1")
-        if self.device not in ("auto", "cpu", "cuda", "mps"):
-            raise ValueError(f"device is {self.device!r}; it must be auto, cpu, cuda or mps")

@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from dohyo.files import plain, replacing
+
 METRICS = "metrics.jsonl"
 
 
@@ -16,12 +18,13 @@ class RunLog:
 
         self.path = folder / METRICS
         kept = [record for record in read_records(folder) if record["epoch"] <= epoch]
-        self.path.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        with replacing(self.path) as temporary:
+            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
 
     def append(self, record: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(plain(record)) + "\n")
         for name, value in record.items():
             if isinstance(value, float) and math.isfinite(value):
                 self.writer.add_scalar(name, value, record["epoch"])
@@ -35,5 +38,12 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     path = folder / METRICS
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+            record["epoch"] + 1
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}: line {number} is not a record of an epoch; remove it") from error
+        records.append(record)
+    return records

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dohyo.estimators import IWAE
 from dohyo.evaluation import evaluate
-from dohyo.objectives import MaximumLikelihood
+from dohyo.objectives import Losses, MaximumLikelihood
 from dohyo.objectives.maximum_likelihood import check_model
 from dohyo.training.config import LoopConfig
 from dohyo.training.log import RunLog
@@ -57,11 +57,13 @@ def fit(
     config = config or LoopConfig()
     check_model(model, objective)
     fabric = fabric or launch(config.device)
+    if min(len(data.train), len(data.valid)) < fabric.world_size:
+        raise ValueError(f"{len(data.train)} training and {len(data.valid)} validation data for {fabric.world_size} processes")
     state = State.start(model, config, fabric, objective.shared)
     log = None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        state.restore(folder, fabric)
+        state.restore(folder, config, fabric)
         log = RunLog(folder, state.epoch) if fabric.is_global_zero else None
     data = data.to(fabric.device)
     saved = time.monotonic()
@@ -70,7 +72,7 @@ def fit(
             started = time.monotonic()
             record = train_epoch(state, data, objective, config, fabric)
             record["valid_nll"] = validation_nll(state.model, data.valid, config, fabric)
-            state.after_epoch(record["valid_nll"])
+            state.after_epoch(record["valid_nll"], config)
             state.seconds += time.monotonic() - started
             record = {"epoch": state.epoch, **record, "seconds": state.seconds}
             if log is not None:
@@ -78,7 +80,7 @@ def fit(
             over = state.epoch >= config.epochs or state.stale >= config.stop_patience
             due = over or time.monotonic() - saved > config.checkpoint_seconds
             if folder is not None and fabric.broadcast(due):  # the first process's clock decides for all
-                state.save(folder, fabric)
+                state.save(folder, config, fabric)
                 saved = time.monotonic()
             yield record
         model.load_state_dict(state.best)
@@ -100,8 +102,8 @@ def train_epoch(state: State, data: Data, objective: MaximumLikelihood, config: 
     nll, iwae, clipped_data = (sum_over_processes(fabric, [sums])[0] / len(order)).tolist()
     if iwae != iwae:
         raise ValueError(
-            f"training diverged in epoch {state.epoch + 1}: log-weights are NaN; the last checkpoint, of an earlier epoch, is "
-            "kept (try a lower learning rate or clip norm)"
+            f"training diverged in epoch {state.epoch + 1}: log-weights are NaN; a checkpoint of an earlier epoch, if "
+            "there is one, is kept (try a lower learning rate or clip norm)"
         )
     return {
         "train_nll": -nll,
@@ -116,17 +118,18 @@ def train_epoch(state: State, data: Data, objective: MaximumLikelihood, config: 
 def train_step(state: State, x: Tensor, batch: int, objective: MaximumLikelihood, config: LoopConfig, fabric: Fabric) -> Tensor:
     """One step on this process's part `x` of a batch; returns sums for the record."""
     model: Any = state.model
-    losses = objective(model, x, state.depth, state.baseline or 0.0)
     theta, phi = _parameters(state.model)
-    if losses.phi is losses.theta:
-        gradients = torch.autograd.grad(losses.theta, theta + phi, allow_unused=True)
-    else:
-        gradients = torch.autograd.grad(losses.theta, theta, retain_graph=True, allow_unused=True)
-        gradients += torch.autograd.grad(losses.phi, phi, allow_unused=True)
-    share = len(x) / batch  # the losses are means over this part, the step's over the whole batch
-    scaled = [torch.zeros_like(p) if g is None else g * share for p, g in zip(theta + phi, gradients, strict=True)]
-    iwae_sum = losses.iwae.sum()
-    *scaled, iwae_mean = sum_over_processes(fabric, [*scaled, (iwae_sum / batch).to(scaled[0].dtype)])
+    sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)  # of log p(x), IWAE_n and clipped data
+    scaled = [torch.zeros_like(parameter) for parameter in theta + phi]
+    if len(x) > 0:
+        losses = objective(model, x, state.depth, state.baseline or 0.0)
+        gradients = _gradients(losses, theta, phi)
+        share = len(x) / batch  # the losses are means over this part, the step's over the whole batch
+        scaled = [zero if g is None else g * share for zero, g in zip(scaled, gradients, strict=True)]
+        sums = torch.stack([losses.log_px.sum(), losses.iwae.sum(), losses.clipped * len(x)])
+    elif objective.shared:  # the last batch had nothing for this process: only keep in step with the others' K
+        objective.estimator.plan(1, state.depth, shared=True)
+    *scaled, iwae_mean = sum_over_processes(fabric, [*scaled, (sums[1] / batch).to(scaled[0].dtype)])
     clipped_theta = _clip(scaled[: len(theta)], config.clip_decoder)
     clipped_phi = _clip(scaled[len(theta) :], config.clip_encoder)
     for parameter, gradient in zip(theta + phi, scaled, strict=True):
@@ -134,7 +137,14 @@ def train_step(state: State, x: Tensor, batch: int, objective: MaximumLikelihood
     state.optimiser.step()
     if objective.running_baseline:  # for the next step: it must not depend on that step's draws
         state.baseline = float(iwae_mean) if state.baseline is None else 0.99 * state.baseline + 0.01 * float(iwae_mean)
-    return torch.stack([losses.log_px.sum(), iwae_sum, losses.clipped * len(x), clipped_theta, clipped_phi])
+    return torch.cat([sums, torch.stack([clipped_theta, clipped_phi])])
+
+
+def _gradients(losses: Losses, theta: list[nn.Parameter], phi: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
+    if losses.phi is losses.theta:
+        return torch.autograd.grad(losses.theta, theta + phi, allow_unused=True)
+    for_theta = torch.autograd.grad(losses.theta, theta, retain_graph=True, allow_unused=True) if theta else ()
+    return for_theta + (torch.autograd.grad(losses.phi, phi, allow_unused=True) if phi else ())
 
 
 def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> float:
@@ -148,9 +158,11 @@ def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: 
 
 
 def _parameters(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    if hasattr(model, "encoder_parameters") and hasattr(model, "decoder_parameters"):
-        return list(model.decoder_parameters()), list(model.encoder_parameters())
-    return list(model.parameters()), []
+    """theta and phi, without what is frozen."""
+    split = hasattr(model, "encoder_parameters") and hasattr(model, "decoder_parameters")
+    theta = model.decoder_parameters() if split else model.parameters()
+    phi = model.encoder_parameters() if split else ()
+    return [p for p in theta if p.requires_grad], [p for p in phi if p.requires_grad]
 
 
 def _clip(gradients: list[Tensor], most: float | None) -> Tensor:

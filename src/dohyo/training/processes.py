@@ -9,13 +9,18 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 T = TypeVar("T")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def launch(device: str = "auto") -> Fabric:
     """A Fabric on one device, or one of the processes that torchrun has started."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device not in DEVICES:
+        raise ValueError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, but torch sees no CUDA GPU; use --device cpu")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device is mps, but torch sees no Apple GPU; use --device cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice on strategies that are not used here
         fabric = Fabric(

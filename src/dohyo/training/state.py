@@ -1,20 +1,22 @@
 """All that a run is at the end of an epoch, and how it is kept: one file, replaced whole."""
 
 import copy
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dohyo.files import replacing
 from dohyo.training.config import LoopConfig
 from dohyo.training.processes import gather
 
 CHECKPOINT = "checkpoint.pt"
+_NUMBERS = ("best_nll", "best_epoch", "epoch", "stale", "baseline", "seconds")
+_FREE = ("epochs", "stop_patience", "device", "max_rows", "checkpoint_seconds", "test_terms", "data_dir")  # may change on resume
 
 
 @dataclass
@@ -27,7 +29,6 @@ class State:
 
     model: nn.Module
     optimiser: torch.optim.Optimizer
-    schedule: ReduceLROnPlateau
     order: torch.Generator
     depth: torch.Generator
     best: dict[str, Any]
@@ -37,7 +38,6 @@ class State:
     stale: int = 0
     baseline: float | None = None
     seconds: float = 0.0
-    numbers: tuple[str, ...] = field(default=("best_nll", "best_epoch", "epoch", "stale", "baseline", "seconds"), repr=False)
 
     @classmethod
     def start(cls, model: nn.Module, config: LoopConfig, fabric: Fabric, shared_k: bool) -> "State":
@@ -51,29 +51,29 @@ class State:
             eps=config.epsilon,
             amsgrad=True,
         )
-        schedule = ReduceLROnPlateau(optimiser, factor=config.lr_factor, patience=config.lr_patience)
         rank = fabric.global_rank
         torch.manual_seed(config.seed + 1_000_003 * (rank + 1))
         return cls(
             model,
             optimiser,
-            schedule,
-            order=torch.Generator().manual_seed(config.seed),
+            order=torch.Generator().manual_seed(config.seed + 2_000_003),
             depth=torch.Generator().manual_seed(config.seed + (0 if shared_k else 7_000_003 * rank) + 1),
             best=copy.deepcopy(model.state_dict()),
         )
 
-    def after_epoch(self, valid_nll: float) -> None:
+    def after_epoch(self, valid_nll: float, config: LoopConfig) -> None:
         """Count the epoch, remember the best parameters, lower the learning rate if it is time."""
         self.epoch += 1
-        self.schedule.step(valid_nll)
         if valid_nll < self.best_nll:
             self.best_nll, self.best_epoch, self.stale = valid_nll, self.epoch, 0
             self.best = copy.deepcopy(self.model.state_dict())
         else:
             self.stale += 1
+            if self.stale % config.lr_patience == 0:
+                for group in self.optimiser.param_groups:
+                    group["lr"] *= config.lr_factor
 
-    def save(self, folder: Path, fabric: Fabric) -> None:
+    def save(self, folder: Path, config: LoopConfig, fabric: Fabric) -> None:
         """Write the checkpoint; every process must call this, the first one writes."""
         noise = {"cpu": torch.random.get_rng_state(), "depth": self.depth.get_state()}
         if fabric.device.type == "cuda":
@@ -82,10 +82,10 @@ class State:
             "model": self.model.state_dict(),
             "best": self.best,
             "optimiser": self.optimiser.state_dict(),
-            "schedule": self.schedule.state_dict(),
+            "config": _identity(config),
             "order": self.order.get_state(),
             "noise": gather(fabric, noise),
-            "numbers": {name: getattr(self, name) for name in self.numbers},
+            "numbers": {name: getattr(self, name) for name in _NUMBERS},
         }
         if fabric.is_global_zero:
             try:
@@ -95,7 +95,7 @@ class State:
                 reason = str(error).splitlines()[0]
                 raise OSError(f"{folder / CHECKPOINT} cannot be written ({reason}); the one before it is kept") from error
 
-    def restore(self, folder: Path, fabric: Fabric) -> None:
+    def restore(self, folder: Path, config: LoopConfig, fabric: Fabric) -> None:
         """Become what the folder's checkpoint holds, if there is one."""
         if not (folder / CHECKPOINT).exists():
             return
@@ -104,9 +104,14 @@ class State:
             raise ValueError(
                 f"{folder}: the run had {len(checkpoint['noise'])} processes, not {fabric.world_size}; resume with as many"
             )
+        for key, value in _identity(config).items():
+            if checkpoint["config"].get(key) != value:
+                raise ValueError(
+                    f"{folder}: {key} is {value} now, but was {checkpoint['config'].get(key)} when the run began; "
+                    "put it back, or start a new run"
+                )
         self.model.load_state_dict(checkpoint["model"])
         self.optimiser.load_state_dict(checkpoint["optimiser"])
-        self.schedule.load_state_dict(checkpoint["schedule"])
         self.best = checkpoint["best"]
         self.order.set_state(checkpoint["order"])
         noise = checkpoint["noise"][fabric.global_rank]
@@ -114,8 +119,14 @@ class State:
         self.depth.set_state(noise["depth"])
         if fabric.device.type == "cuda" and "cuda" in noise:
             torch.cuda.set_rng_state(noise["cuda"], fabric.device)
-        for name in self.numbers:
+        for name in _NUMBERS:
             setattr(self, name, checkpoint["numbers"][name])
+
+
+def _identity(config: LoopConfig) -> dict[str, Any]:
+    """What of a config decides the numbers of a run, as plain data."""
+    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in _FREE}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any]:
@@ -125,7 +136,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: has no {CHECKPOINT} yet; train it first (dohyo train --resume {folder})")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        checkpoint["numbers"], checkpoint["noise"], checkpoint["best"]
+        checkpoint["numbers"], checkpoint["noise"], checkpoint["best"], checkpoint["config"]
     except Exception as error:
         raise ValueError(f"{path}: is not a checkpoint of dohyo, or is damaged ({type(error).__name__})") from error
     return dict(checkpoint)
