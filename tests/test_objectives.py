@@ -127,9 +127,7 @@ def test_a_datum_without_weight_asks_for_nothing(encoder: str) -> None:
     model = Partly(data=12, hidden=8, latent=3)
     losses = maximum_likelihood(SUMO(3), encoder)(model, X)
     assert losses.log_px[2] == -math.inf
-    log_w = torch.nan_to_num(losses.phi.detach())
-    assert bool(log_w.isfinite())
-    phi = [p for p in model.encoder_parameters()]
+    phi = list(model.encoder_parameters())
     found = torch.autograd.grad(losses.phi, phi, allow_unused=True)
     assert all(g is None or bool(g.isfinite().all()) for g in found)
 

@@ -87,7 +87,7 @@ def evaluate(
     target_stderr: float | None = None,
     confidence: float = 0.95,
     batch_size: int = 100,
-    max_rows: int | None = 100_000,
+    max_rows: int | None = 2_000,
     khat_data: int = 64,
     khat_samples: int = 500,
     seed: int = 0,
@@ -104,7 +104,7 @@ def evaluate(
         replicates: Independent estimates for each datum.
         target_stderr: The standard error wanted of the estimator's noise (`noise_stderr`). A pilot then fixes the number
             of replicates and is discarded: stopping when the numbers look good would bias them.
-        max_rows: The most rows given to the model at a time: this bounds memory.
+        max_rows: The most rows given to the model at a time: this bounds memory, and few thousand are fastest on a CPU.
         khat_data, khat_samples: How many data, from the first on, and weights of each, k-hat is taken from; 0 skips it.
         shared: Refused: one K for all data would make them dependent and the standard error wrong.
         progress: Called after each batch with the number of data done.

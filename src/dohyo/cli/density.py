@@ -58,7 +58,7 @@ class EvaluateConfig:
     split: str = "test"
     replicates: int = 1
     target_stderr: float | None = None
-    max_rows: int = 50_000
+    max_rows: int = 2_000
     out: Path | None = None
     seed: int = 0
     device: str = "auto"

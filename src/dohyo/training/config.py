@@ -39,7 +39,7 @@ class LoopConfig:
     clip_decoder: float | None = None
     clip_encoder: float | None = None
     valid_terms: int = 20
-    max_rows: int = 50_000
+    max_rows: int = 2_000
     checkpoint_seconds: float = 5.0
     seed: int = 0
     device: str = "auto"
