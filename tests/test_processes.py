@@ -123,6 +123,41 @@ def test_ranks_share_parameters_and_a_batch_k_but_not_data(tmp_path: Path, k_dra
     assert [step[1] for step in ranks[0]["seen"]] != [step[1] for step in ranks[1]["seen"]]
 
 
+GRADIENT = """
+import json, torch
+from pathlib import Path
+from torch import nn
+from dohyo import IWAE, LoopConfig, fit
+from dohyo.data import Dataset
+from dohyo.objectives import maximum_likelihood
+from dohyo.training.processes import launch
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(3))
+    def log_weights(self, x, rows):
+        return x[rows] @ self.theta
+
+fabric = launch("cpu")
+x = (torch.arange(21).view(7, 3) % 2).float()
+data = Dataset("seven", x, x, x, "binary", (3,))
+model = Linear()
+list(fit(model, data, maximum_likelihood(IWAE(1)), LoopConfig(epochs=1, batch_size=7, device="cpu"), fabric=fabric))
+Path(f"grad{fabric.global_rank}.json").write_text(json.dumps([model.theta.grad.tolist(), (-x.mean(0)).tolist()]))
+"""
+
+
+def test_the_gradient_is_the_mean_over_all_processes(tmp_path: Path) -> None:
+    """Adam would hide a wrong factor, so the gradient itself is looked at; seven data are not shared out evenly."""
+    (tmp_path / "gradient.py").write_text(GRADIENT)
+    done = run("gradient.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        found, exact = json.loads((tmp_path / f"grad{rank}.json").read_text())
+        assert found == pytest.approx(exact)
+
+
 def test_a_killed_rank_ends_the_job_with_a_usable_checkpoint(tmp_path: Path) -> None:
     options = [*SMALL, "--estimator", "iwae", "--cost", "5", "--epochs", "100000", "--checkpoint-seconds", "0", "--out", "run"]
     job = subprocess.Popen(
