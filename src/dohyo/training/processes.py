@@ -1,5 +1,6 @@
 """Devices and processes, through Lightning Fabric."""
 
+import atexit
 import os
 import warnings
 from typing import TypeVar
@@ -30,14 +31,21 @@ def launch(device: str = "auto") -> Fabric:
             strategy="ddp" if processes > 1 else "auto",
         )
         fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_part)  # gloo's threads abort a process that ends before them
     return fabric
+
+
+def _part() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def leave(fabric: Fabric) -> None:
     """Wait for the other processes and part from them, so that none ends while another still talks to it."""
     if fabric.world_size > 1:
         fabric.barrier()
-        torch.distributed.destroy_process_group()
+        _part()
 
 
 def sum_over_processes(fabric: Fabric, tensors: list[Tensor]) -> list[Tensor]:
