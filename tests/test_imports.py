@@ -13,16 +13,19 @@ SOURCE = Path(dohyo.__file__).parent
 # Each room and the rooms of dohyo that it may use. What is not named here may use anything but the command line.
 ALLOWED = {
     "packing": set(),
+    "names": set(),
     "laws": set(),
     "bounds": set(),
-    "estimators": {"packing", "laws", "bounds", "estimators"},
+    "estimators": {"packing", "laws", "bounds", "estimators", "names"},
     "marginal": {"packing", "estimators"},
     "diagnostics": {"estimators", "laws", "bounds"},
     "tuning": {"bounds", "diagnostics", "estimators", "laws"},
     "evaluation": {"diagnostics", "estimators", "files", "marginal", "packing"},
-    "objectives": {"estimators", "marginal", "packing", "objectives"},
-    "models": {"packing", "models"},
-    "data": {"data", "estimators", "files"},
+    "objectives": {"estimators", "marginal", "names", "packing", "objectives"},
+    "models": {"packing", "models", "names"},
+    "data": {"data", "files", "names"},
+    "targets": {"names", "targets"},
+    "rewards": {"files", "names", "rewards"},
     "training": {"estimators", "evaluation", "files", "objectives", "training"},
 }
 LIBRARY = {*ALLOWED, "files"}

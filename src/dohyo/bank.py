@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dohyo.diagnostics import khat
-from dohyo.estimators import Estimator, named
+from dohyo.estimators import Estimator
 from dohyo.evaluation import Evaluation, summarise
+from dohyo.names import named
 from dohyo.packing import reduce_packed
 
 

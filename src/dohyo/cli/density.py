@@ -217,9 +217,9 @@ def _train_with_progress(run: "Run", fabric: Any, quiet: bool, interrupted: list
 def evaluate(config: Namespace) -> int:
     from rich.table import Table
 
-    from dohyo.estimators import named
     from dohyo.evaluation import check_target
     from dohyo.experiments.density import Run
+    from dohyo.names import named
     from dohyo.training.processes import launch, leave
 
     run = Run.open(config.run)

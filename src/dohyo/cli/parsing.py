@@ -44,7 +44,8 @@ def console() -> "Console":
 
 def estimator_from(name: str, cost: float, max_terms: int | None = None) -> dohyo.Estimator:
     """An estimator from its name and a cost, or from a file that `to_dict` was written to."""
-    from dohyo.estimators import ESTIMATORS, named
+    from dohyo.estimators import ESTIMATORS
+    from dohyo.names import named
 
     if not name.endswith((".json", ".yaml", ".yml")):
         return named(ESTIMATORS, name, "estimator").at_cost(cost, max_terms)

@@ -9,7 +9,7 @@ from dohyo.data.dataset import KINDS, SPLITS, Dataset, check_array, from_arrays,
 from dohyo.data.mirrors import Progress
 from dohyo.data.public import SETS
 from dohyo.data.readers import Arrays, UnusableError, decoded
-from dohyo.estimators import named
+from dohyo.names import named
 
 NAMES = tuple(SETS)
 _FEWEST = 10  # data, so that a tenth of them is one

@@ -5,7 +5,6 @@ An estimator has a name on the command line, its class name in kebab case, and a
 """
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from dohyo.estimators.fixed import ELBO, IWAE, JVI
 from dohyo.estimators.multilevel import MultilevelRR, MultilevelSS
 from dohyo.estimators.roulette import SUMO, SymmetricSUMO
 from dohyo.laws import Finite, Geometric, HarmonicTail, Law, PowerLaw
+from dohyo.names import named
 
 __all__ = ["ELBO", "IWAE", "JVI", "SUMO", "Estimator", "MultilevelRR", "MultilevelSS", "SymmetricSUMO"]
 
@@ -25,15 +25,6 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     name_of(cls): cls for cls in (ELBO, IWAE, JVI, SUMO, SymmetricSUMO, MultilevelRR, MultilevelSS)
 }
 LAWS: dict[str, type[Law]] = {name_of(cls): cls for cls in (HarmonicTail, Geometric, PowerLaw, Finite)}
-
-
-def named(names: Mapping[str, T], name: str, what: str) -> T:
-    """The entry called `name`, or a ValueError that suggests the nearest one."""
-    if name in names:
-        return names[name]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown {what} {name!r}: {hint}the names are {', '.join(names)}")
 
 
 def to_dict(thing: Estimator | Law) -> dict[str, Any]:

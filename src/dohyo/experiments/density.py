@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 import dohyo
 from dohyo.data import Dataset, load
-from dohyo.estimators import ESTIMATORS, IWAE, Estimator, named, to_dict
+from dohyo.estimators import ESTIMATORS, IWAE, Estimator, to_dict
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain, replacing
 from dohyo.models import build
+from dohyo.names import named
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
 from dohyo.objectives.maximum_likelihood import check_model
 from dohyo.training import LoopConfig, fit

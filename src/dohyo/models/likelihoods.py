@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn.functional import softplus
 
-from dohyo.models.names import nearest
 from dohyo.models.networks import independent
+from dohyo.names import nearest
 
 LEAST_SCALE = 1e-3  # of the Gaussian likelihood, as a share of each dimension's own standard deviation
 

@@ -1,17 +1,14 @@
 """Models by name: those of this package, and a user's own `package.module:Class`."""
 
-import importlib
 import inspect
-import sys
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from dohyo.models.latent import LatentVariableModel
-from dohyo.models.names import nearest
 from dohyo.models.two_layer import TwoLayerVAE
 from dohyo.models.vae import VAE
+from dohyo.names import nearest, users_object
 
 MODELS: dict[str, type[LatentVariableModel]] = {"vae": VAE, "vae2": TwoLayerVAE}
 
@@ -51,14 +48,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
 
 
 def _users_class(name: str) -> type[nn.Module]:
-    module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        raise ValueError(f"{name!r} is no class; write package.module:Class, with dots and without .py")
-    module = _imported(module_name, name)
-    classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)]
-    cls = getattr(module, attribute, None)
-    if cls is None:
-        raise ValueError(f"{name}: {module.__file__} has no {attribute}: {nearest(attribute, classes)}")
+    cls = users_object(name, "class")
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ValueError(f"{name} is {_article(cls)}; it must be a class that derives from torch.nn.Module")
     if not callable(getattr(cls, "log_weights", None)):
@@ -66,24 +56,6 @@ def _users_class(name: str) -> type[nn.Module]:
     if inspect.isabstract(cls):
         raise ValueError(f"{name} lacks {', '.join(sorted(getattr(cls, '__abstractmethods__', ())))}; write these methods")
     return cls
-
-
-def _imported(module_name: str, name: str) -> Any:
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        importlib.invalidate_caches()
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise ValueError(f"{name}: there is no module {error.name!r} in {here} or among the installed packages") from error
-        raise ValueError(f"{name}: its module needs {error.name!r}, which is not installed") from error
-    except Exception as error:  # a user's module may raise anything
-        raise ValueError(
-            f"{name}: its module cannot be imported ({type(error).__name__}: {' '.join(str(error).split())})"
-        ) from error
-    finally:
-        sys.path.remove(here)
 
 
 def _takes(cls: type, key: str) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dohyo.estimators import Estimator, named
+from dohyo.estimators import Estimator
 from dohyo.marginal import Model, one_for_each
+from dohyo.names import named
 from dohyo.packing import reduce_packed, rows
 
 ENCODERS = {
