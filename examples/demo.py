@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dohyo
-from dohyo.experiments.density import Run
+from dohyo.experiments.density import DensityRun
 
 OUT = Path("demo")
 COMMON = "--data digits --cost 15 --epochs 150 --test-terms 1000 --seed 0"
@@ -34,7 +34,8 @@ def main() -> None:
     for name in ("iwae", "sumo"):
         command(f"train {COMMON} --estimator {name} --out {OUT / name}")
         result = json.loads((OUT / name / "result.json").read_text(encoding="utf-8"))
-        model, data = Run.open(OUT / name).trained()
+        run = DensityRun.open(OUT / name)
+        model, data = run.trained(), run.data
         evaluations[name] = dohyo.evaluate(model, data.test, dohyo.MultilevelRR.at_cost(50), replicates=10)
         unbiased = evaluations[name]
         table.add_row(

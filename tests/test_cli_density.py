@@ -41,7 +41,7 @@ def without_seconds(folder: Path) -> list[dict[str, Any]]:
 
 def same_run(a: Path, b: Path) -> bool:
     one, two = load_checkpoint(a), load_checkpoint(b)
-    numbers = [{key: v for key, v in c["numbers"].items() if key != "seconds"} for c in (one, two)]
+    numbers = [{key: v for key, v in c["numbers"].items() if "seconds" not in key} for c in (one, two)]
     tensors = all(torch.equal(one[part][key], two[part][key]) for part in ("model", "best") for key in one[part])
     noise = all(torch.equal(one["noise"][0][key], two["noise"][0][key]) for key in ("cpu", "depth"))
     results = [json.loads((folder / "result.json").read_text())["test_nll"] for folder in (a, b)]

@@ -26,7 +26,8 @@ ALLOWED = {
     "data": {"data", "files", "names"},
     "targets": {"names", "targets"},
     "rewards": {"files", "names", "rewards"},
-    "training": {"estimators", "evaluation", "files", "objectives", "training"},
+    "divergence": {"diagnostics", "evaluation", "packing"},
+    "training": {"estimators", "evaluation", "files", "names", "objectives", "training"},
 }
 LIBRARY = {*ALLOWED, "files"}
 

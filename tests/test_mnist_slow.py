@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dohyo.experiments.density import DensityConfig, Run
+from dohyo.experiments.density import DensityConfig, DensityRun
 from dohyo.training.processes import launch
 
 pytestmark = [
@@ -17,7 +17,7 @@ pytestmark = [
 @pytest.mark.parametrize(("estimator", "most"), [("iwae", 95.0), ("sumo", 97.0)])
 def test_twenty_epochs_at_cost_five(tmp_path: Path, estimator: str, most: float) -> None:
     config = DensityConfig(data="mnist", estimator=estimator, cost=5, epochs=20, device="cpu")
-    run = Run(tmp_path / estimator, config)
+    run = DensityRun(tmp_path / estimator, config)
     run.write_config()
     result = run.train(launch("cpu"))
     print(estimator, result["test_nll"], result["test_nll_stderr"], result["seconds"])

@@ -123,7 +123,7 @@ def evaluate(
     else:
         batches = list(data) if isinstance(data, Iterator) else data  # they are gone through more than once
     spent = 0
-    with _apart(model, seed):
+    with apart(model, seed):
         # Not the seed of the noise: K and the first z would be made of the same random bits.
         generator = torch.Generator().manual_seed(seed + 1_000_003)
 
@@ -272,7 +272,7 @@ class _Counted:
 
 
 @contextmanager
-def _apart(model: object, seed: int) -> Iterator[None]:
+def apart(model: object, seed: int) -> Iterator[None]:
     """No gradients, evaluation mode, a seed of its own; all put back afterwards."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]

@@ -1,36 +1,29 @@
 """Density modelling: the paper's first experiment, and what a practitioner does with their own data."""
 
 import dataclasses
-import json
 import math
-import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-import dohyo
 from dohyo.data import Dataset, load
 from dohyo.estimators import ESTIMATORS, IWAE, Estimator, to_dict
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
-from dohyo.files import plain, replacing
+from dohyo.experiments.run import OnTest, Run
 from dohyo.models import build
 from dohyo.names import named
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
 from dohyo.objectives.maximum_likelihood import check_model
-from dohyo.training import LoopConfig, fit
+from dohyo.training import LoopConfig
 from dohyo.training.log import read_records
 from dohyo.training.processes import gather
 from dohyo.training.state import load_checkpoint
-
-CONFIG, RESULT = "config.yaml", "result.json"
-SCHEMA_VERSION = 1
+from dohyo.training.tasks import OnData, Task
 
 
 @dataclass
@@ -105,120 +98,46 @@ class DensityConfig(LoopConfig):
         return model
 
 
-class Run:
-    """A run's folder: config.yaml first, then checkpoint, metrics, result and pictures."""
+class DensityRun(Run[DensityConfig]):
+    """A run of `dohyo train`."""
 
-    def __init__(self, folder: Path, config: DensityConfig) -> None:
-        self.folder, self.config = folder, config
-
-    @classmethod
-    def open(cls, folder: Path) -> "Run":
-        from jsonargparse import ArgumentError, ArgumentParser
-
-        path = folder / CONFIG
-        if not path.is_file():
-            raise ValueError(f"{folder}: holds no run (there is no {CONFIG} in it)")
-        try:
-            parser = ArgumentParser(exit_on_error=False)
-            parser.add_class_arguments(DensityConfig)
-            values = parser.parse_object(yaml.safe_load(path.read_text(encoding="utf-8")))
-            return cls(folder, DensityConfig(**values.as_dict()))
-        except (yaml.YAMLError, ArgumentError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from error
-
-    def write_config(self) -> None:
-        values = dataclasses.asdict(self.config)
-        values["data_dir"] = None if self.config.data_dir is None else str(self.config.data_dir)
-        with replacing(self.folder / CONFIG) as temporary:
-            temporary.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-
-    @property
-    def finished(self) -> bool:
-        """Whether there is nothing left to do."""
-        result = self.result
-        if result is None:
-            return False
-        numbers = load_checkpoint(self.folder)["numbers"]
-        over = numbers["epoch"] >= self.config.epochs or numbers["stale"] >= self.config.stop_patience
-        return bool(over and result["epochs"] == numbers["epoch"])  # an older result is that of a shorter run
-
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """What result.json holds, if it is there."""
-        path = self.folder / RESULT
-        if not path.exists():
-            return None
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}: is damaged ({error}); remove it, and --resume makes it anew") from error
+    command, config_type, length = "train", DensityConfig, "epochs"
 
     @cached_property
-    def parts(self) -> tuple[nn.Module, Dataset, MaximumLikelihood]:
-        """The untrained model, the data and the objective: asked for before a folder is made, so that errors come first."""
-        data, objective = self.config.dataset(), self.config.objective()
-        model = self.config.build_model(data)
+    def data(self) -> Dataset:
+        return self.config.dataset()
+
+    def make_parts(self) -> tuple[nn.Module, Task[Any], MaximumLikelihood]:
+        model, objective = self.config.build_model(self.data), self.config.objective()
         check_model(model, objective)
-        return model, data, objective
+        return model, OnData(self.data), objective
 
-    def trained(self) -> tuple[nn.Module, Dataset]:
-        """The best model so far and its data."""
-        model, data, _ = self.parts
-        try:
-            model.load_state_dict(load_checkpoint(self.folder)["best"])
-        except RuntimeError as error:
-            raise ValueError(f"{self.folder}: the checkpoint does not fit the model of {CONFIG} ({error})") from error
-        return model, data
-
-    def train(
-        self,
-        fabric: Fabric,
-        on_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
-        on_test: Callable[[int, int], None] = lambda done, total: None,
-    ) -> dict[str, Any]:
-        """Train from where the folder stands, evaluate the best parameters, write result.json and the pictures."""
-        model, data, objective = self.parts
-        loop: Any = self.config
-        for record in fit(model, data, objective, loop, self.folder, fabric):
-            on_epoch(record)
-        estimator = IWAE(self.config.test_terms)
+    def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
+        model, config, data = self.parts[0], self.config, self.data
         test = evaluate_shared_out(
-            fabric, model, data.test, estimator, seed=self.config.seed, max_rows=self.config.max_rows,
+            fabric, model, data.test, IWAE(config.test_terms), seed=config.seed, max_rows=config.max_rows,
             progress=lambda done: on_test(done, -(-len(data.test) // fabric.world_size)),
         )  # fmt: skip
-        result = self._result(test)
         if fabric.is_global_zero:
-            self._draw(model.cpu(), data)
-            for leftover in self.folder.glob(".checkpoint-*"):  # of a kill while writing
-                leftover.unlink()
-            write_json(self.folder / RESULT, result)  # last: it says that the run is finished
-        return result
-
-    def _result(self, test: Evaluation) -> dict[str, Any]:
+            self._draw(model.cpu())
         numbers = load_checkpoint(self.folder)["numbers"]
-        estimator = self.config.objective().estimator
-        result = {
-            "schema_version": SCHEMA_VERSION,
+        estimator = config.objective().estimator
+        return {
             "test_nll": -test.mean,
             "test_nll_stderr": test.stderr,
-            "test_terms": self.config.test_terms,
-            "valid_nll": numbers["best_nll"],
-            "estimator": self.config.estimator,
+            "test_terms": config.test_terms,
+            "valid_nll": numbers["best_score"],
+            "estimator": config.estimator,
             "expected_cost": estimator.expected_cost,
             "estimator_arguments": to_dict(estimator),
-            "encoder": self.config.encoder,
-            "data": self.config.data,
-            "model": self.config.model,
-            "seed": self.config.seed,
-            "epochs": numbers["epoch"],
+            "encoder": config.encoder,
+            "data": config.data,
+            "model": config.model,
             "best_epoch": numbers["best_epoch"],
-            "seconds": numbers["seconds"],
             "warnings": list(test.warnings),
-            "versions": versions(),
         }
-        return {key: plain(value) for key, value in result.items()}
 
-    def _draw(self, model: Any, data: Dataset) -> None:
+    def _draw(self, model: Any) -> None:
         from dohyo.plots.runs import plot_images, plot_learning_curves, plot_reconstructions
 
         if records := read_records(self.folder):
@@ -226,10 +145,10 @@ class Run:
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
             if hasattr(model, "sample_mean"):
-                plot_images(model.sample_mean(64), data.shape, self.folder / "samples.png", title="means of samples")
+                plot_images(model.sample_mean(64), self.data.shape, self.folder / "samples.png", title="means of samples")
             if hasattr(model, "reconstruct"):
-                x = data.test[:16]
-                plot_reconstructions(x, model.reconstruct(x), data.shape, self.folder / "reconstructions.png")
+                x = self.data.test[:16]
+                plot_reconstructions(x, model.reconstruct(x), self.data.shape, self.folder / "reconstructions.png")
 
 
 def evaluate_shared_out(fabric: Fabric, model: Any, data: Tensor, estimator: Estimator, seed: int, **options: Any) -> Evaluation:
@@ -250,15 +169,6 @@ def evaluate_shared_out(fabric: Fabric, model: Any, data: Tensor, estimator: Est
     known = [n for n in noise if n is not None]
     together = math.hypot(*known) / len(data) if len(known) == len(parts) else None
     return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
-
-
-def write_json(path: Path, value: Any) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(plain(value), indent=1) + "\n", encoding="utf-8")
-
-
-def versions() -> dict[str, str]:
-    return {"dohyo": dohyo.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _auto(value: float | str | None, otherwise: float, name: str) -> float | None:

@@ -1,8 +1,24 @@
 """Latent-variable models: anything with `log_weights(x, rows)`; these have it."""
 
+from dohyo.models.gaussian import GaussianLVM
 from dohyo.models.latent import LatentVariableModel
+from dohyo.models.policies import POLICIES, ExactPolicy, GRUPolicy, IndependentPolicy, LatentPolicy, NADEPolicy, Policy
 from dohyo.models.registry import MODELS, build
 from dohyo.models.two_layer import TwoLayerVAE
 from dohyo.models.vae import VAE
 
-__all__ = ["MODELS", "VAE", "LatentVariableModel", "TwoLayerVAE", "build"]
+__all__ = [
+    "MODELS",
+    "POLICIES",
+    "VAE",
+    "ExactPolicy",
+    "GRUPolicy",
+    "GaussianLVM",
+    "IndependentPolicy",
+    "LatentPolicy",
+    "LatentVariableModel",
+    "NADEPolicy",
+    "Policy",
+    "TwoLayerVAE",
+    "build",
+]

@@ -44,14 +44,15 @@ class LatentVariableModel(nn.Module, ABC):
     def likelihood(self, z: Tensor) -> Distribution:
         """p(x | z)."""
 
-    def bind(self, x: Tensor, detach_posterior: bool = False) -> Callable[[Tensor], Tensor]:
+    def bind(self, x: Tensor, detach_posterior: bool = False, detach_x: bool = False) -> Callable[[Tensor], Tensor]:
         """rows -> log-weights of x[rows], encoding x once for any number of calls.
 
         Args:
             detach_posterior: Treat the parameters of log q as constants, so that phi's gradient flows through z alone:
                 what the doubly reparameterised gradient (DReG, Tucker et al. 2019) needs.
+            detach_x: Let x's gradient flow through p(x | z) alone, not through q(z; x).
         """
-        code = self.encode(x)
+        code = self.encode(x.detach() if detach_x else x)
 
         def log_weights(rows: Tensor) -> Tensor:
             own = _take(code, rows)
@@ -72,6 +73,15 @@ class LatentVariableModel(nn.Module, ABC):
         with torch.no_grad():
             return self.likelihood(self.prior().sample((n,))).sample()
 
+    def rsample(self, n: int) -> Tensor:
+        """n draws of x by reparameterisation, with a gradient in theta."""
+        return self.draw(n)[1]
+
+    def draw(self, n: int) -> tuple[Tensor, Tensor]:
+        """n draws of z and of x given z, by reparameterisation where the distributions have it."""
+        z = _rsample(self.prior(), (n,))
+        return z, _rsample(self.likelihood(z), ())
+
     def sample_mean(self, n: int) -> Tensor:
         """The means of p(x | z) for n draws of z from the prior: smoother pictures than those of `sample`."""
         with torch.no_grad():
@@ -90,6 +100,10 @@ class LatentVariableModel(nn.Module, ABC):
         """theta: every parameter that is not the encoder's."""
         phi = {id(parameter) for parameter in self.encoder_parameters()}
         return (parameter for parameter in self.parameters() if id(parameter) not in phi)
+
+
+def _rsample(distribution: Distribution, shape: tuple[int, ...]) -> Tensor:
+    return distribution.rsample(shape) if distribution.has_rsample else distribution.sample(shape)
 
 
 def _take(code: Any, rows: Tensor) -> Any:

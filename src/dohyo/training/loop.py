@@ -1,35 +1,22 @@
-"""The loop: epochs of steps, validation, schedule, checkpoints. Copy it and change it."""
+"""The loop of every task: epochs of steps, a check, schedule, checkpoints. Copy it and change it."""
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dohyo.estimators import IWAE
-from dohyo.evaluation import evaluate
 from dohyo.objectives import Losses, MaximumLikelihood
 from dohyo.objectives.maximum_likelihood import check_model
 from dohyo.training.config import LoopConfig
 from dohyo.training.log import RunLog
 from dohyo.training.processes import launch, sum_over_processes
 from dohyo.training.state import State
-
-Record = dict[str, Any]
-
-
-class Data(Protocol):
-    """What the loop asks of data; `dohyo.data.Dataset` has it."""
-
-    @property
-    def train(self) -> Tensor: ...
-    @property
-    def valid(self) -> Tensor: ...
-    def train_batch(self, index: Tensor) -> Tensor: ...
-    def to(self, device: torch.device) -> "Data": ...
+from dohyo.training.tasks import Data, Objective, OnData, Record, Task
 
 
 def fit(
@@ -40,7 +27,7 @@ def fit(
     folder: Path | None = None,
     fabric: Fabric | None = None,
 ) -> Iterator[Record]:
-    """Train, and yield a record after each epoch; `model` holds the best parameters when the loop ends by itself.
+    """Train on data, and yield a record after each epoch; `model` holds the best parameters when the loop ends by itself.
 
     With a folder the run goes on from the checkpoint that is there, if any, and leaves checkpoint.pt, metrics.jsonl and
     TensorBoard's files in it. Under torchrun each process sees its own part of every batch.
@@ -54,33 +41,43 @@ def fit(
         >>> records[1]["valid_nll"] < records[0]["valid_nll"]
         True
     """
-    config = config or LoopConfig()
     check_model(model, objective)
+    yield from train(model, OnData(data), objective, config or LoopConfig(), folder, fabric)
+
+
+def train(
+    model: nn.Module,
+    task: Task[Any],
+    objective: Objective,
+    config: Any,
+    folder: Path | None = None,
+    fabric: Fabric | None = None,
+) -> Iterator[Record]:
+    """`fit` for any task; the config is a `LoopConfig` on data and a `DrawsConfig` on draws of the model."""
     fabric = fabric or launch(config.device)
-    if min(len(data.train), len(data.valid)) < fabric.world_size:
-        raise ValueError(f"{len(data.train)} training and {len(data.valid)} validation data for {fabric.world_size} processes")
+    task.begin(fabric, config)
     state = State.start(model, config, fabric, objective.shared)
-    log = None
+    progress, log = state.progress, None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        state.restore(folder, config, fabric)
-        log = RunLog(folder, state.epoch) if fabric.is_global_zero else None
-    data = data.to(fabric.device)
+        state.restore(folder, config, fabric, task)
+        log = RunLog(folder, progress.epoch) if fabric.is_global_zero else None
     saved = time.monotonic()
     try:
-        while state.epoch < config.epochs and state.stale < config.stop_patience:
+        while not config.over(progress):
             started = time.monotonic()
-            record = train_epoch(state, data, objective, config, fabric)
-            record["valid_nll"] = validation_nll(state.model, data.valid, config, fabric)
-            state.after_epoch(record["valid_nll"], config)
-            state.seconds += time.monotonic() - started
-            record = {"epoch": state.epoch, **record, "seconds": state.seconds}
+            record = train_epoch(state, task, objective, config, fabric)
+            progress.step_seconds += time.monotonic() - started
+            record |= task.check(state.model, record, config, fabric)
+            state.after_epoch(record.pop("score", None), config)
+            progress.stopped = record.pop("stop", False)
+            progress.seconds += time.monotonic() - started
+            record = {"epoch": progress.epoch, "step": progress.step, **record, "seconds": progress.seconds}
             if log is not None:
                 log.append(record)
-            over = state.epoch >= config.epochs or state.stale >= config.stop_patience
-            due = over or time.monotonic() - saved > config.checkpoint_seconds
+            due = config.over(progress) or time.monotonic() - saved > config.checkpoint_seconds
             if folder is not None and fabric.broadcast(due):  # the first process's clock decides for all
-                state.save(folder, config, fabric)
+                state.save(folder, config, fabric, task)
                 saved = time.monotonic()
             yield record
         model.load_state_dict(state.best)
@@ -89,55 +86,62 @@ def fit(
             log.close()
 
 
-def train_epoch(state: State, data: Data, objective: MaximumLikelihood, config: LoopConfig, fabric: Fabric) -> Record:
-    """One pass over the training data in random order."""
+def train_epoch(state: State, task: Task[Any], objective: Objective, config: Any, fabric: Fabric) -> Record:
+    """The steps of an epoch; returns the means of what they told."""
     state.model.train()
-    order = torch.randperm(len(data.train), generator=state.order)
-    totals = torch.zeros(5, dtype=torch.float64, device=fabric.device)
-    for batch in order.split(config.batch_size):
-        own = batch[fabric.global_rank :: fabric.world_size]
-        totals += train_step(state, data.train_batch(own.to(fabric.device)), len(batch), objective, config, fabric)
+    for group in state.optimiser.param_groups:
+        group["lr"] = config.rate(state.progress)
+    sums: dict[str, Tensor] = {}
+    clipped = torch.zeros(2, dtype=torch.float64, device=fabric.device)
+    first, data = state.progress.step, 0
+    for index in task.batches(config, state.progress, state.order):
+        own = index[fabric.global_rank :: fabric.world_size]
+        losses, clipped_now = train_step(state, task.batch(own.to(fabric.device)), len(index), objective, config, fabric)
+        clipped += clipped_now
+        data += len(index)
+        for name, values in (losses.numbers if losses is not None else {}).items():
+            sums[name] = sums.get(name, 0.0) + values.double().sum()
+        state.progress.step += 1
     # The gradient norms, and so the clipped steps, are the same on all processes; the sums over data are not.
-    sums, steps = totals[:3], totals[3:] / -(-len(order) // config.batch_size)
-    nll, iwae, clipped_data = (sum_over_processes(fabric, [sums])[0] / len(order)).tolist()
-    if iwae != iwae:
-        raise ValueError(
-            f"training diverged in epoch {state.epoch + 1}: log-weights are NaN; a checkpoint of an earlier epoch, if "
-            "there is one, is kept (try a lower learning rate or clip norm)"
-        )
-    return {
-        "train_nll": -nll,
-        "train_iwae_nll": -iwae,
-        "learning_rate": state.optimiser.param_groups[0]["lr"],
-        "clipped_decoder": float(steps[0]),
-        "clipped_encoder": float(steps[1]),
-        "clipped_data": clipped_data,
-    }
+    shares = (clipped / (state.progress.step - first)).tolist()
+    means = sum_over_processes(fabric, [torch.stack(list(sums.values())) / data])[0].tolist()
+    record = dict(zip(sums, means, strict=True))
+    for name, value in record.items():
+        if math.isnan(value):
+            raise ValueError(
+                f"training diverged in epoch {state.progress.epoch + 1} (up to step {state.progress.step}): {name} is NaN; a "
+                "checkpoint of an earlier epoch, if there is one, is kept (try a lower learning rate or clip norm)"
+            )
+    rate = state.optimiser.param_groups[0]["lr"]
+    return record | {"learning_rate": rate, "clipped_decoder": shares[0], "clipped_encoder": shares[1]}
 
 
-def train_step(state: State, x: Tensor, batch: int, objective: MaximumLikelihood, config: LoopConfig, fabric: Fabric) -> Tensor:
-    """One step on this process's part `x` of a batch; returns sums for the record."""
-    model: Any = state.model
+def train_step(
+    state: State, x: Tensor, batch: int, objective: Objective, config: Any, fabric: Fabric
+) -> tuple[Losses | None, Tensor]:
+    """One step on this process's part `x` of a batch; returns its losses, and if theta's and phi's gradients were clipped."""
     theta, phi = _parameters(state.model)
-    sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)  # of log p(x), IWAE_n and clipped data
     scaled = [torch.zeros_like(parameter) for parameter in theta + phi]
+    level = scaled[0].new_zeros(())
+    losses = None
     if len(x) > 0:
-        losses = objective(model, x, state.depth, state.baseline or 0.0)
+        losses = objective(state.model, x, state.depth, state.progress.baseline or 0.0)
         gradients = _gradients(losses, theta, phi)
         share = len(x) / batch  # the losses are means over this part, the step's over the whole batch
         scaled = [zero if g is None else g * share for zero, g in zip(scaled, gradients, strict=True)]
-        sums = torch.stack([losses.log_px.sum(), losses.iwae.sum(), losses.clipped * len(x)])
+        level = (losses.level.sum() / batch).to(scaled[0].dtype)
     elif objective.shared:  # the last batch had nothing for this process: only keep in step with the others' K
-        objective.estimator.plan(1, state.depth, shared=True)
-    *scaled, iwae_mean = sum_over_processes(fabric, [*scaled, (sums[1] / batch).to(scaled[0].dtype)])
+        objective.skip(state.depth)
+    *scaled, level = sum_over_processes(fabric, [*scaled, level])
     clipped_theta = _clip(scaled[: len(theta)], config.clip_decoder)
     clipped_phi = _clip(scaled[len(theta) :], config.clip_encoder)
     for parameter, gradient in zip(theta + phi, scaled, strict=True):
         parameter.grad = gradient
     state.optimiser.step()
     if objective.running_baseline:  # for the next step: it must not depend on that step's draws
-        state.baseline = float(iwae_mean) if state.baseline is None else 0.99 * state.baseline + 0.01 * float(iwae_mean)
-    return torch.cat([sums, torch.stack([clipped_theta, clipped_phi])])
+        before = state.progress.baseline
+        state.progress.baseline = float(level) if before is None else 0.99 * before + 0.01 * float(level)
+    return losses, torch.stack([clipped_theta, clipped_phi]).to(fabric.device)
 
 
 def _gradients(losses: Losses, theta: list[nn.Parameter], phi: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
@@ -145,16 +149,6 @@ def _gradients(losses: Losses, theta: list[nn.Parameter], phi: list[nn.Parameter
         return torch.autograd.grad(losses.theta, theta + phi, allow_unused=True)
     for_theta = torch.autograd.grad(losses.theta, theta, retain_graph=True, allow_unused=True) if theta else ()
     return for_theta + (torch.autograd.grad(losses.phi, phi, allow_unused=True) if phi else ())
-
-
-def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> float:
-    """The mean NLL by IWAE over the validation data, shared out among the processes, with a seed of its own."""
-    own = valid[fabric.global_rank :: fabric.world_size]
-    estimator = IWAE(config.valid_terms)
-    seed = config.seed + fabric.global_rank
-    result = evaluate(model, own, estimator, batch_size=1000, max_rows=config.max_rows, khat_samples=0, seed=seed)  # type: ignore[arg-type]
-    total = torch.tensor(result.mean * len(own), dtype=torch.float64, device=fabric.device)
-    return -float(sum_over_processes(fabric, [total])[0]) / len(valid)
 
 
 def _parameters(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

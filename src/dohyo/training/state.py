@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from dohyo.files import replacing
-from dohyo.training.config import LoopConfig
+from dohyo.training.config import Progress, StepConfig
 from dohyo.training.processes import gather
+from dohyo.training.tasks import Task
 
 CHECKPOINT = "checkpoint.pt"
-_NUMBERS = ("best_nll", "best_epoch", "epoch", "stale", "baseline", "seconds")
-_FREE = ("epochs", "stop_patience", "device", "max_rows", "checkpoint_seconds", "test_terms", "data_dir")  # may change on resume
+_FREE = ("epochs", "steps", "stop_patience", "device", "max_rows", "checkpoint_seconds", "test_terms", "data_dir")  # may change
 
 
 @dataclass
@@ -24,7 +24,8 @@ class State:
     """A run between two epochs: what is needed to go on as if nothing had happened.
 
     Noise comes from torch's global generator, which each process seeds for itself; `order` shuffles the data, the same on
-    every process; `depth` draws K, the same on every process for a batch K and not otherwise.
+    every process; `depth` draws K, the same on every process for a batch K and not otherwise. `best` are the parameters
+    that the run would leave if it ended now.
     """
 
     model: nn.Module
@@ -32,50 +33,38 @@ class State:
     order: torch.Generator
     depth: torch.Generator
     best: dict[str, Any]
-    best_nll: float = float("inf")
-    best_epoch: int = 0
-    epoch: int = 0
-    stale: int = 0
-    baseline: float | None = None
-    seconds: float = 0.0
+    progress: Progress = field(default_factory=Progress)
 
     @classmethod
-    def start(cls, model: nn.Module, config: LoopConfig, fabric: Fabric, shared_k: bool) -> "State":
+    def start(cls, model: nn.Module, config: StepConfig, fabric: Fabric, shared_k: bool) -> "State":
         """A run that has not begun."""
         model.load_state_dict(fabric.broadcast(model.state_dict()))
         model = model.to(fabric.device)
-        optimiser = torch.optim.Adam(
-            model.parameters(),
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.epsilon,
-            amsgrad=True,
-        )
         rank = fabric.global_rank
         torch.manual_seed(config.seed + 1_000_003 * (rank + 1))
         return cls(
             model,
-            optimiser,
+            _optimiser(model, config),
             order=torch.Generator().manual_seed(config.seed + 2_000_003),
             depth=torch.Generator().manual_seed(config.seed + (0 if shared_k else 7_000_003 * rank) + 1),
             best=copy.deepcopy(model.state_dict()),
         )
 
-    def after_epoch(self, valid_nll: float, config: LoopConfig) -> None:
-        """Count the epoch, remember the best parameters, lower the learning rate if it is time."""
-        self.epoch += 1
-        if valid_nll < self.best_nll:
-            self.best_nll, self.best_epoch, self.stale = valid_nll, self.epoch, 0
+    def after_epoch(self, score: float | None, config: Any) -> None:
+        """Count the epoch, remember the parameters if they are the best, or if there is no score to tell."""
+        progress = self.progress
+        progress.epoch += 1
+        if score is None or score < progress.best_score:
+            progress.best_score = progress.best_score if score is None else score
+            progress.best_epoch, progress.stale = progress.epoch, 0
             self.best = copy.deepcopy(self.model.state_dict())
         else:
-            self.stale += 1
-            if self.stale % config.lr_patience == 0:
-                for group in self.optimiser.param_groups:
-                    group["lr"] *= config.lr_factor
+            progress.stale += 1
+            progress.drops += config.drops(progress)
 
-    def save(self, folder: Path, config: LoopConfig, fabric: Fabric) -> None:
+    def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
         """Write the checkpoint; every process must call this, the first one writes."""
-        noise = {"cpu": torch.random.get_rng_state(), "depth": self.depth.get_state()}
+        noise = {"cpu": torch.random.get_rng_state(), "depth": self.depth.get_state(), "task": task.state_dict()}
         if fabric.device.type == "cuda":
             noise["cuda"] = torch.cuda.get_rng_state(fabric.device)
         checkpoint = {
@@ -85,7 +74,7 @@ class State:
             "config": _identity(config),
             "order": self.order.get_state(),
             "noise": gather(fabric, noise),
-            "numbers": {name: getattr(self, name) for name in _NUMBERS},
+            "numbers": dataclasses.asdict(self.progress),
         }
         if fabric.is_global_zero:
             try:
@@ -95,7 +84,7 @@ class State:
                 reason = str(error).splitlines()[0]
                 raise OSError(f"{folder / CHECKPOINT} cannot be written ({reason}); the one before it is kept") from error
 
-    def restore(self, folder: Path, config: LoopConfig, fabric: Fabric) -> None:
+    def restore(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
         """Become what the folder's checkpoint holds, if there is one."""
         if not (folder / CHECKPOINT).exists():
             return
@@ -119,11 +108,20 @@ class State:
         self.depth.set_state(noise["depth"])
         if fabric.device.type == "cuda" and "cuda" in noise:
             torch.cuda.set_rng_state(noise["cuda"], fabric.device)
-        for name in _NUMBERS:
-            setattr(self, name, checkpoint["numbers"][name])
+        task.load_state_dict(noise["task"])
+        for name, value in checkpoint["numbers"].items():
+            setattr(self.progress, name, value)
 
 
-def _identity(config: LoopConfig) -> dict[str, Any]:
+def _optimiser(model: nn.Module, config: StepConfig) -> torch.optim.Optimizer:
+    parameters = list(model.parameters())
+    if config.optimiser == "rmsprop":
+        return torch.optim.RMSprop(parameters, lr=config.learning_rate, alpha=config.beta2, eps=config.epsilon)
+    betas, amsgrad = (config.beta1, config.beta2), config.optimiser == "amsgrad"
+    return torch.optim.Adam(parameters, lr=config.learning_rate, betas=betas, eps=config.epsilon, amsgrad=amsgrad)
+
+
+def _identity(config: StepConfig) -> dict[str, Any]:
     """What of a config decides the numbers of a run, as plain data."""
     values = {key: value for key, value in dataclasses.asdict(config).items() if key not in _FREE}
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
@@ -133,7 +131,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     """The checkpoint of a run, on the CPU, as plain data: nothing in it can run code."""
     path = folder / CHECKPOINT
     if not path.is_file():
-        raise ValueError(f"{folder}: has no {CHECKPOINT} yet; train it first (dohyo train --resume {folder})")
+        raise ValueError(f"{folder}: has no {CHECKPOINT} yet; train it first (--resume {folder})")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         checkpoint["numbers"], checkpoint["noise"], checkpoint["best"], checkpoint["config"]
