@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 import dohyo
-from dohyo.cli import density, estimate, reverse_kl
+from dohyo.cli import density, estimate, qpbo, reverse_kl
 from dohyo.cli.parsing import Formatter, Parser
 
 _COMMANDS = {
@@ -16,6 +16,7 @@ _COMMANDS = {
     ),
     "sample": (density.sample_parser, density.sample, "pictures of a trained model's samples"),
     "reverse-kl": (reverse_kl.reverse_kl_parser, reverse_kl.reverse_kl, "fit a model to an unnormalised density by reverse KL"),
+    "qpbo": (qpbo.qpbo_parser, qpbo.qpbo, "optimise a function of bits by training a policy"),
     "estimate": (estimate.parser, estimate.run, "log p(x) from a file of log-weights"),
 }
 

@@ -206,8 +206,8 @@ def astray(found: Divergence, estimate: float, stderr: float, bound: bool) -> li
     """What is wrong with an estimate of the objective, in words. The mean of an unbiased one may swing; a bound's may not."""
     warnings = []
     if bound and estimate < found.objective - TOLERANCE - 4 * math.hypot(found.stderr, stderr):
-        warnings.append(f"the training estimate, {estimate:.3g}, is far below the truth, {found.objective:.3g}: theta loosens the "
-                        "bound instead of lowering the objective; use an unbiased estimator, or a higher --cost")  # fmt: skip
+        warnings.append(f"the training estimate, {estimate:.3g}, is far below the truth, {found.objective:.3g}: theta loosens "
+                        "the bound instead of lowering the objective; use an unbiased estimator, or a higher --cost")  # fmt: skip
     if found.reverse_kl is not None and found.reverse_kl < -0.1 - 4 * found.stderr:
         warnings.append(f"the reverse KL is {found.reverse_kl:.3g}, below zero: log p(x) is not known well enough here")
     return warnings

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dohyo.estimators import Estimator
-from dohyo.marginal import Model, one_for_each
+from dohyo.marginal import one_for_each
 from dohyo.names import named
 from dohyo.packing import reduce_packed, rows
 
@@ -24,6 +24,7 @@ ENCODERS = {
     "iwae": "climbs IWAE_n on the same weights",
     "dreg": "climbs IWAE_n on the same weights by the doubly reparameterised gradient",
 }
+DRAWN_ENCODERS = ENCODERS | {"sleep": "learns q(z; x) from the z that each x was drawn from, as the sleep phase of wake-sleep"}
 
 
 @dataclass(frozen=True)
@@ -99,23 +100,29 @@ def weigh(
     return Weighed(log_w, wanted, value, phi, log_px.detach(), iwae)
 
 
-def source_of(model: Model | Any, x: Tensor, encoder: str) -> Callable[[Tensor], Tensor]:
+def source_of(model: Any, x: Tensor, encoder: str) -> Callable[[Tensor], Tensor]:
     """rows -> log-weights, as the encoder's loss wants them."""
     if encoder == "dreg":
         return model.bind(x, detach_posterior=True)  # type: ignore[no-any-return]
     return model.bind(x) if hasattr(model, "bind") else lambda wanted: model.log_weights(x, wanted)
 
 
-def check_choices(estimator: Estimator, encoder: str | None, k_draw: str) -> str:
+def sleep_loss(model: Any, z: Tensor, x: Tensor) -> Tensor:
+    """How badly the proposal knows the z that each x was drawn from: -log q(z; x), whose mean is least at the posterior."""
+    log_q: Tensor = model.posterior(model.encode(x.detach())).log_prob(z.detach())
+    return -log_q.mean()
+
+
+def check_choices(estimator: Estimator, encoder: str | None, k_draw: str, encoders: Mapping[str, str] = ENCODERS) -> str:
     """The encoder's loss, by default "same" for bounds and "dreg" for unbiased estimators; or a ValueError."""
     unbiased = estimator.target_terms == math.inf
     encoder = encoder or ("dreg" if unbiased else "same")
-    named(ENCODERS, encoder, "encoder objective")
+    named(encoders, encoder, "encoder objective")
     named({"batch": 0, "datum": 0}, k_draw, "k_draw")
     if encoder == "same" and unbiased:
         raise ValueError(
             f"{type(estimator).__name__} is unbiased whatever the encoder is, so that following it trains the encoder on noise "
-            "alone; use encoder 'dreg', 'iwae' or 'variance'"
+            f"alone; use encoder {', '.join(repr(name) for name in encoders if name != 'same')}"
         )
     return encoder
 

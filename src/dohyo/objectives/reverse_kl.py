@@ -18,9 +18,8 @@ from torch import Tensor
 
 from dohyo.estimators import Estimator
 from dohyo.names import named
-from dohyo.objectives.losses import ENCODERS, Losses, check_choices, weigh
+from dohyo.objectives.losses import DRAWN_ENCODERS, Losses, check_choices, sleep_loss, weigh
 
-DRAWN_ENCODERS = ENCODERS | {"sleep": "learns q(z; x) from the z that each x was drawn from, as the sleep phase of wake-sleep"}
 PATHS = {
     "all": "the whole gradient; the only choice for a bound, where no part has expectation zero",
     "x": "through x alone, in p(x | z) and in q(z; x)",
@@ -56,7 +55,7 @@ class ReverseKL:
         if weighed.phi is not None:
             phi = weighed.dot(weighed.phi / len(x))
         elif self.encoder == "sleep":
-            phi = -model.posterior(model.encode(x.detach())).log_prob(z.detach()).mean()
+            phi = sleep_loss(model, z, x)
         else:
             phi = theta
         estimate = weighed.log_px - log_target.detach()
@@ -101,10 +100,7 @@ def reverse_kl(
     """
     unbiased = estimator.target_terms == math.inf
     encoder = encoder or ("sleep" if unbiased else "same")
-    named(DRAWN_ENCODERS, encoder, "encoder objective")
-    if encoder != "sleep":
-        check_choices(estimator, encoder, k_draw)
-    named({"batch": 0, "datum": 0}, k_draw, "k_draw")
+    check_choices(estimator, encoder, k_draw, DRAWN_ENCODERS)
     paths = paths or ("all" if not unbiased else "decoder" if encoder == "dreg" else "x")
     named(PATHS, paths, "set of paths")
     named({"zero": 0, "target": 0}, baseline, "baseline")

@@ -1,0 +1,236 @@
+"""Optimisation of binary functions by a policy: the paper's experiment on QPBO, and a black-box optimiser for users."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from dohyo.estimators import ESTIMATORS, to_dict
+from dohyo.evaluation import apart
+from dohyo.experiments.run import OnTest, Run
+from dohyo.models import POLICIES, LatentPolicy
+from dohyo.names import named
+from dohyo.objectives import Reinforce, reinforce
+from dohyo.rewards import Reward, load, random_qpbo, reward
+from dohyo.training import DrawsConfig
+from dohyo.training.config import Progress
+from dohyo.training.log import read_records
+from dohyo.training.processes import gather
+from dohyo.training.state import load_checkpoint
+from dohyo.training.tasks import OnDraws, Record, Task
+
+LAST_SAMPLES = 1000  # of the trained policy, for its mean reward
+
+
+@dataclass
+class QPBOConfig(DrawsConfig):
+    """A run of policy optimisation.
+
+    Attributes:
+        variables: d, of a random problem or of your own reward.
+        instance: A problem from a file: OR-Library's bqp, .qubo or Gset.
+        index: Which problem of a file that holds several, from 1.
+        reward: Your own function as package.module:function, of x (n, d) of 0 and 1.
+        instance_seed: Of a random problem's weights, uniform in [-1, 1].
+        policy: latent, independent, gru or nade.
+        hidden: Units in each hidden layer.
+        latent: Latent dimensions.
+        estimator: Of the latent policy's log p(x): elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
+        cost: The expected number of log-weights of one estimate; with entropy each step makes two for each sample.
+        encoder: What phi follows: sleep, dreg, iwae, variance or same.
+        k_draw: datum or batch: one K for each sample, or one for all of a step.
+        entropy: The weight of the policy's entropy against the reward after scaling.
+        entropy_decay: linear: the weight falls to zero over the steps; or none.
+        scale: What rewards are divided by; auto is their standard deviation under uniform x.
+        baseline: leave-one-out or none.
+    """
+
+    batch_size: int = 100
+    optimiser: str = "adam"
+    epsilon: float = 1e-3
+    steps: int = 5_000
+    check_every: int = 100
+    decay: str = "none"
+    variables: int | None = None
+    instance: Path | None = None
+    index: int | None = None
+    reward: str | None = None
+    instance_seed: int = 0
+    policy: str = "latent"
+    hidden: int = 200
+    latent: int = 20
+    estimator: str = "sumo"
+    cost: float = 15.0
+    encoder: str | None = None
+    k_draw: str = "datum"
+    entropy: float = 0.0
+    entropy_decay: str = "none"
+    scale: float | str = "auto"
+    baseline: str = "leave-one-out"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least_one("hidden", "latent")
+        named(POLICIES, self.policy, "policy")
+        named({"linear": 0, "none": 0}, self.entropy_decay, "entropy_decay")
+        if isinstance(self.scale, str) and self.scale != "auto":
+            raise ValueError(f"scale is {self.scale!r}; it must be a number or auto")
+        if self.instance is not None:
+            self.instance = self.instance.resolve()
+        if (self.instance is not None) + (self.reward is not None) + (self.instance_seed != 0) > 1:
+            raise ValueError("give one problem: --instance FILE, --reward package.module:function, or --variables N alone")
+        if self.instance is None and self.variables is None:
+            raise ValueError("give --variables N, or --instance FILE")
+        if self.index is not None and self.instance is None:
+            raise ValueError("--index says which problem of --instance; give that file too")
+        self.encoder = self.objective(lambda x: x, self.entropy).encoder
+
+    def problem(self) -> Reward:
+        if self.instance is not None:
+            found = load(self.instance, self.index)
+            if self.variables is not None and self.variables != found.variables:
+                raise ValueError(f"--variables {self.variables}, but {self.instance} has {found.variables}; leave it out")
+            return found
+        assert self.variables is not None
+        return reward(self.reward, self.variables) if self.reward else random_qpbo(self.variables, self.instance_seed)
+
+    def build_policy(self, variables: int) -> nn.Module:
+        torch.manual_seed(self.seed)
+        sizes = {"latent": {"hidden": self.hidden, "latent": self.latent}, "independent": {}}
+        arguments: dict[str, Any] = sizes.get(self.policy, {"hidden": self.hidden})
+        return POLICIES[self.policy](variables=variables, **arguments)
+
+    def entropy_at(self, step: int) -> float:
+        return self.entropy * (1 - step / self.steps if self.entropy_decay == "linear" else 1.0)
+
+    def objective(self, function: Any, entropy: Any = 0.0, scale: float = 1.0) -> Reinforce:
+        latent = self.policy == LatentPolicy.name
+        estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost) if latent else None
+        encoder = self.encoder if latent else None
+        return reinforce(
+            estimator, function, encoder, entropy=entropy, scale=scale, baseline=self.baseline, k_draw=self.k_draw
+        )  # fmt: skip
+
+
+@dataclass
+class Best:
+    """A reward that remembers the best sample it was asked for, and when that was."""
+
+    reward: Reward | None
+    value: float | int = -math.inf
+    x: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    evaluations: int = 0
+    evaluations_to_best: int = 0
+    before: float = 0.0
+    started: float | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self.reward is not None
+        rewards = self.reward(x)
+        self.started = time.monotonic() if self.started is None else self.started
+        self.evaluations += len(x)
+        top = int(rewards.argmax())
+        if rewards[top] > self.value:
+            self.value, self.x = rewards[top].item(), x[top].int().tolist()
+            self.seconds, self.evaluations_to_best = self.elapsed, self.evaluations
+        return rewards
+
+    @property
+    def elapsed(self) -> float:
+        return self.before + (time.monotonic() - self.started if self.started is not None else 0.0)
+
+
+class Optimise(OnDraws):
+    """Steps on samples of the policy, with the entropy's weight by its schedule; the best sample is kept."""
+
+    def __init__(self, best: Best) -> None:
+        self.best, self.entropy = best, 0.0
+
+    def batches(self, config: Any, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
+        for index in super().batches(config, progress, order):
+            self.entropy = config.entropy_at(progress.step)
+            yield index
+
+    def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
+        return {"best_reward": float(max(gather(fabric, self.best.value)))}
+
+    def state_dict(self) -> dict[str, Any]:
+        names = ("value", "x", "seconds", "evaluations", "evaluations_to_best")
+        return {name: getattr(self.best, name) for name in names} | {"before": self.best.elapsed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self.best, name, value)
+
+
+class QPBORun(Run[QPBOConfig]):
+    """A run of `dohyo qpbo`."""
+
+    command, config_type, length = "qpbo", QPBOConfig, "steps"
+
+    @cached_property
+    def problem(self) -> Reward:
+        return self.config.problem()
+
+    @cached_property
+    def scale(self) -> float:
+        """The standard deviation of rewards of uniform x, decided by the seed of nothing: the same for every run."""
+        if not isinstance(self.config.scale, str):
+            return self.config.scale
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randint(2, (1000, self.problem.variables), generator=generator).float()
+        return float(self.problem(x).double().std()) or 1.0
+
+    def make_parts(self) -> tuple[nn.Module, Task[Any], Reinforce]:
+        task = Optimise(Best(self.problem))
+        objective = self.config.objective(task.best, lambda: task.entropy, self.scale)
+        return self.config.build_policy(self.problem.variables), task, objective
+
+    def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
+        config, problem = self.config, self.problem
+        policy: Any = self.parts[0]
+        own: Best = self.parts[1].best  # type: ignore[attr-defined]
+        best = max(gather(fabric, dataclasses.replace(own, reward=None)), key=lambda one: one.value)
+        with apart(policy, config.seed):
+            rewards = problem(policy.to(fabric.device).sample(LAST_SAMPLES)).double()
+        numbers = load_checkpoint(self.folder)["numbers"]
+        known = problem.maximum
+        if fabric.is_global_zero:
+            from dohyo.plots.rewards import plot_reward_curves
+
+            plot_reward_curves({config.policy: read_records(self.folder)}, self.folder / "learning_curves.png", known)
+        result = {
+            "best_reward": best.value,
+            "best_x": best.x,
+            "mean_reward": float(rewards.mean()),
+            "mean_reward_stderr": float(rewards.std()) / math.sqrt(len(rewards)),
+            "best_known": known,
+            "gap": None if known is None else (known - best.value) / abs(known),
+            "seconds_per_step": numbers["step_seconds"] / numbers["step"],
+            "seconds_to_best": best.seconds,
+            "evaluations": own.evaluations * fabric.world_size,
+            "evaluations_to_best": best.evaluations_to_best,
+            "problem": problem.name,
+            "variables": problem.variables,
+            "reward_scale": self.scale,
+            "entropy": config.entropy,
+            "policy": config.policy,
+        }
+        objective: Any = self.parts[2]
+        if objective.estimator is not None:
+            result |= {
+                "estimator": config.estimator,
+                "expected_cost": objective.estimator.expected_cost,
+                "estimator_arguments": to_dict(objective.estimator),
+                "encoder": config.encoder,
+            }
+        return result
