@@ -40,6 +40,11 @@ class Draws:
     by_prior: Tensor
     above: Tensor
 
+    @property
+    def log_px(self) -> Tensor:
+        """By the larger of the two lower bounds."""
+        return self.by_prior if float(self.by_prior.mean()) > float(self.by_encoder.mean()) else self.by_encoder
+
 
 @dataclass(frozen=True)
 class Divergence:
@@ -108,8 +113,7 @@ def divergence(draws: Draws, log_normaliser: float | None = None) -> Divergence:
                 f"log p(x) by the encoder and by {name} differ by {mean:+.3g} nats: the encoder "
                 f"{'is lost' if mean > 0 else 'may be right, and the samples of the prior too few'}"
             )
-    best = draws.by_prior if float(draws.by_prior.mean()) > float(draws.by_encoder.mean()) else draws.by_encoder
-    difference = best - draws.log_target
+    difference = draws.log_px - draws.log_target
     objective = float(difference.mean())
     by_encoder, by_prior, above = (
         float((way - draws.log_target).mean()) for way in (draws.by_encoder, draws.by_prior, draws.above)
@@ -123,7 +127,7 @@ def weighted_moments(draws: Draws, quantities: dict[str, Tensor]) -> tuple[dict[
 
     Above 0.7 the k-hat says that the weights are too heavy, and the moments not to be trusted.
     """
-    log_ratio = draws.log_target - draws.by_encoder
+    log_ratio = draws.log_target - draws.log_px
     weight = log_ratio.softmax(0)
     found = {}
     for name, value in quantities.items():

@@ -46,4 +46,4 @@ def _summary(result: dict[str, Any]) -> list[str]:
              f"{result['steps']} steps, {result['seconds']:.0f} s"]  # fmt: skip
     if result["khat"] is not None and result["khat"] > 0.7:
         lines.append(f"warning: k-hat is {result['khat']:.2f}: the importance-weighted moments are not to be trusted")
-    return lines + [f"warning: diverged: {line}" for line in result["warnings"]]
+    return lines + [f"warning: {'diverged: ' if result['diverged'] else ''}{line}" for line in result["warnings"]]

@@ -1,6 +1,5 @@
 """Optimisation of binary functions by a policy: the paper's experiment on QPBO, and a black-box optimiser for users."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from dohyo.training import DrawsConfig
 from dohyo.training.config import Progress
 from dohyo.training.log import read_records
 from dohyo.training.processes import gather
-from dohyo.training.state import load_checkpoint
+from dohyo.training.state import State, load_checkpoint
 from dohyo.training.tasks import OnDraws, Record, Task
 
 LAST_SAMPLES = 1000  # of the trained policy, for its mean reward
@@ -51,6 +50,7 @@ class QPBOConfig(DrawsConfig):
         entropy_decay: linear: the weight falls to zero over the steps; or none.
         scale: What rewards are divided by; auto is their standard deviation under uniform x.
         baseline: leave-one-out or none.
+        restarts: How often the policy is trained anew, each time on its share of the steps; the best of all samples counts.
     """
 
     batch_size: int = 100
@@ -75,10 +75,11 @@ class QPBOConfig(DrawsConfig):
     entropy_decay: str = "none"
     scale: float | str = "auto"
     baseline: str = "leave-one-out"
+    restarts: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least_one("hidden", "latent")
+        self._at_least_one("hidden", "latent", "restarts")
         named(POLICIES, self.policy, "policy")
         named({"linear": 0, "none": 0}, self.entropy_decay, "entropy_decay")
         if isinstance(self.scale, str) and self.scale != "auto":
@@ -102,14 +103,22 @@ class QPBOConfig(DrawsConfig):
         assert self.variables is not None
         return reward(self.reward, self.variables) if self.reward else random_qpbo(self.variables, self.instance_seed)
 
-    def build_policy(self, variables: int) -> nn.Module:
-        torch.manual_seed(self.seed)
+    def build_policy(self, variables: int, restart: int = 0) -> nn.Module:
+        torch.manual_seed(self.seed + 5_000_011 * restart)
         sizes = {"latent": {"hidden": self.hidden, "latent": self.latent}, "independent": {}}
         arguments: dict[str, Any] = sizes.get(self.policy, {"hidden": self.hidden})
         return POLICIES[self.policy](variables=variables, **arguments)
 
+    def restart(self, step: int) -> tuple[int, float]:
+        """Which training this is, from 0, and how much of it is done."""
+        done = step * self.restarts / self.steps
+        return math.floor(done), done % 1
+
     def entropy_at(self, step: int) -> float:
-        return self.entropy * (1 - step / self.steps if self.entropy_decay == "linear" else 1.0)
+        return self.entropy * (1 - self.restart(step)[1] if self.entropy_decay == "linear" else 1.0)
+
+    def rate(self, progress: Progress) -> float:
+        return self.learning_rate * (1 - self.restart(progress.step)[1] if self.decay == "linear" else 1.0)
 
     def objective(self, function: Any, entropy: Any = 0.0, scale: float = 1.0) -> Reinforce:
         latent = self.policy == LatentPolicy.name
@@ -124,7 +133,7 @@ class QPBOConfig(DrawsConfig):
 class Best:
     """A reward that remembers the best sample it was asked for, and when that was."""
 
-    reward: Reward | None
+    problem: Reward
     value: float | int = -math.inf
     x: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -134,8 +143,7 @@ class Best:
     started: float | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        assert self.reward is not None
-        rewards = self.reward(x)
+        rewards = self.problem(x)
         self.started = time.monotonic() if self.started is None else self.started
         self.evaluations += len(x)
         top = int(rewards.argmax())
@@ -153,7 +161,16 @@ class Optimise(OnDraws):
     """Steps on samples of the policy, with the entropy's weight by its schedule; the best sample is kept."""
 
     def __init__(self, best: Best) -> None:
-        self.best, self.entropy = best, 0.0
+        self.best, self.entropy, self.restart = best, 0.0, 0
+
+    def prepare(self, state: State, config: Any) -> None:
+        """Begin anew with other first parameters, where a training of several has had its steps."""
+        restart, _ = config.restart(state.progress.step)
+        if restart != self.restart:
+            self.restart = restart
+            with torch.random.fork_rng():
+                state.model.load_state_dict(config.build_policy(self.best.problem.variables, restart).state_dict())
+            state.optimiser.state.clear()
 
     def batches(self, config: Any, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         for index in super().batches(config, progress, order):
@@ -165,11 +182,13 @@ class Optimise(OnDraws):
 
     def state_dict(self) -> dict[str, Any]:
         names = ("value", "x", "seconds", "evaluations", "evaluations_to_best")
-        return {name: getattr(self.best, name) for name in names} | {"before": self.best.elapsed}
+        return {name: getattr(self.best, name) for name in names} | {"before": self.best.elapsed, "restart": self.restart}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.restart = state["restart"]
         for name, value in state.items():
-            setattr(self.best, name, value)
+            if name != "restart":
+                setattr(self.best, name, value)
 
 
 class QPBORun(Run[QPBOConfig]):
@@ -199,7 +218,7 @@ class QPBORun(Run[QPBOConfig]):
         config, problem = self.config, self.problem
         policy: Any = self.parts[0]
         own: Best = self.parts[1].best  # type: ignore[attr-defined]
-        best = max(gather(fabric, dataclasses.replace(own, reward=None)), key=lambda one: one.value)
+        best = max(gather(fabric, self.parts[1].state_dict()), key=lambda one: float(one["value"]))
         with apart(policy, config.seed):
             rewards = problem(policy.to(fabric.device).sample(LAST_SAMPLES)).double()
         numbers = load_checkpoint(self.folder)["numbers"]
@@ -209,20 +228,21 @@ class QPBORun(Run[QPBOConfig]):
 
             plot_reward_curves({config.policy: read_records(self.folder)}, self.folder / "learning_curves.png", known)
         result = {
-            "best_reward": best.value,
-            "best_x": best.x,
+            "best_reward": best["value"],
+            "best_x": best["x"],
             "mean_reward": float(rewards.mean()),
             "mean_reward_stderr": float(rewards.std()) / math.sqrt(len(rewards)),
             "best_known": known,
-            "gap": None if known is None else (known - best.value) / abs(known),
+            "gap": None if known is None else (known - best["value"]) / abs(known),
             "seconds_per_step": numbers["step_seconds"] / numbers["step"],
-            "seconds_to_best": best.seconds,
+            "seconds_to_best": best["seconds"],
             "evaluations": own.evaluations * fabric.world_size,
-            "evaluations_to_best": best.evaluations_to_best,
+            "evaluations_to_best": best["evaluations_to_best"],
             "problem": problem.name,
             "variables": problem.variables,
             "reward_scale": self.scale,
             "entropy": config.entropy,
+            "restarts": config.restarts,
             "policy": config.policy,
         }
         objective: Any = self.parts[2]

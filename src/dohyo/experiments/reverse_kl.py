@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import nn
+from torch import Tensor, nn
 
 from dohyo.divergence import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
 from dohyo.estimators import ESTIMATORS, to_dict
@@ -20,11 +21,13 @@ from dohyo.objectives import ReverseKL, reverse_kl
 from dohyo.objectives.reverse_kl import check_drawn
 from dohyo.targets import Target, check, target
 from dohyo.training import DrawsConfig
+from dohyo.training.config import Progress
 from dohyo.training.log import read_records
 from dohyo.training.processes import gather
 from dohyo.training.tasks import OnDraws, Record, Task
 
 RAW_DRAWS = 100_000
+_KEPT = "a checkpoint of an earlier check, if there is one, is kept"
 
 
 @dataclass
@@ -90,14 +93,22 @@ class TowardsTarget(OnDraws):
     """Steps on draws of the model, and the true divergence at each check."""
 
     def __init__(self, log_target: Target, bound: bool) -> None:
-        self.target, self.bound, self.diverged = log_target, bound, 0
+        self.target, self.bound, self.diverged, self.steps = log_target, bound, 0, 0
+
+    def batches(self, config: DrawsConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
+        self.steps = 0  # fewer than check_every in a short last epoch
+        for batch in super().batches(config, progress, order):
+            self.steps += 1
+            yield batch
 
     def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
         draws = shared_draws(fabric, model, self.target, config.check_draws, config.check_terms, config)
         found = divergence(draws, self.target.log_normaliser)
-        estimate, spread = record["estimate"], record.pop("estimate_square")
-        count = config.batch_size * config.check_every
-        stderr = math.sqrt(max(0.0, spread - estimate**2) / count)
+        estimate, square = record["estimate"], record.pop("estimate_square")
+        if estimate == -math.inf:
+            raise ValueError(f"the training estimate is -inf: {self.target.name} was +inf at a draw; {_KEPT}")
+        finite = math.isfinite(square)  # it is not where the target's density is zero at a draw
+        stderr = math.sqrt(max(0.0, square - estimate**2) / (config.batch_size * self.steps)) if finite else math.inf
         warnings = [*found.warnings, *astray(found, estimate, stderr, self.bound)]
         self.diverged = self.diverged + 1 if warnings else 0
         numbers = {key: value for key, value in dataclasses.asdict(found).items() if key != "warnings"}
@@ -147,7 +158,14 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         records = read_records(self.folder)
         last = records[-1]
         shift = log_target.log_normaliser or 0.0
-        warnings = [*found.warnings, *astray(found, last["estimate"] - shift, last["estimate_stderr"], self.parts[1].bound)]  # type: ignore[attr-defined]
+        estimate, stderr = (math.inf if last[key] is None else last[key] for key in ("estimate", "estimate_stderr"))
+        task: Any = self.parts[1]
+        warnings = [*found.warnings, *astray(found, estimate - shift, stderr, task.bound)]
+        if not warnings and task.diverged >= 2:  # it ended the run, though these draws do not show it
+            warnings = list(last["warnings"])
+        diverged = bool(warnings)
+        if outside := int((draws.log_target == -math.inf).sum()):
+            warnings.append(f"the target's density is zero at {outside} of {len(draws.x)} draws: the reverse KL is infinite")
         if fabric.is_global_zero:
             from dohyo.plots.densities import plot_density_run
 
@@ -158,7 +176,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             "objective": found.objective,
             "training_estimate": last["estimate"],
             "training_estimate_stderr": last["estimate_stderr"],
-            "diverged": bool(warnings),
+            "diverged": diverged,
             "by_encoder": found.by_encoder,
             "by_prior": found.by_prior,
             "above": found.above,
@@ -199,7 +217,13 @@ def shared_draws(
         if on_test is not None:
             on_test(start + len(parts[-1][0]), own)
     everyone = [part for one in gather(fabric, parts) for part in one]
-    return Draws(*(torch.cat(columns) for columns in zip(*everyone, strict=True)))
+    draws = Draws(*(torch.cat(columns) for columns in zip(*everyone, strict=True)))
+    for bad, word in ((draws.log_target.isnan(), "NaN"), (draws.log_target == math.inf, "+inf")):
+        if bool(bad.any()):
+            point = ", ".join(f"{value:.4g}" for value in draws.x[bad][0].tolist()[:4])
+            raise ValueError(f"{log_target.name} is {word} at {int(bad.sum())} of {len(bad)} draws of the model, such as x = "
+                             f"({point}{', ...' if draws.x.shape[1] > 4 else ''}); mend it and --resume: {_KEPT}")  # fmt: skip
+    return draws
 
 
 def astray(found: Divergence, estimate: float, stderr: float, bound: bool) -> list[str]:

@@ -84,7 +84,7 @@ def reverse_kl(
     Args:
         target: x (n, d) -> log p*(x) (n,), up to a constant; see `dohyo.targets`.
         encoder: "sleep" (the default for unbiased estimators), "dreg", "iwae" or "variance"; "same" (the default for
-            bounds) follows theta downhill, which is how plain IWAE fails; with "iwae" or "dreg" IWAE becomes minimax.
+            bounds) follows theta downhill, which is how plain IWAE fails; with "iwae" IWAE becomes minimax.
         k_draw: "datum", one K for each draw, or "batch".
         paths: The parts of the gradient to keep, `PATHS`; by default "all" for bounds, "x" for unbiased estimators
             ("decoder" with encoder "dreg", which leaves no other choice).
@@ -107,7 +107,8 @@ def reverse_kl(
     if paths != "all" and not unbiased:
         raise ValueError(f"paths {paths!r} leave out parts whose mean is zero for unbiased estimators alone; use 'all'")
     if paths != "decoder" and encoder == "dreg":
-        raise ValueError("encoder 'dreg' changes the gradient through x in q(z; x); use paths 'decoder', or encoder 'iwae'")
+        instead = "paths 'decoder', or encoder 'iwae'" if unbiased else "encoder 'iwae'"
+        raise ValueError(f"encoder 'dreg' changes the gradient through x in q(z; x); use {instead}")
     if baseline == "target" and encoder != "variance":
         raise ValueError(f"baseline 'target' is for encoder 'variance', not {encoder!r}")
     return ReverseKL(estimator, target, encoder, k_draw == "batch", paths, baseline == "target")

@@ -66,6 +66,7 @@ def train(
     try:
         while not config.over(progress):
             started = time.monotonic()
+            task.prepare(state, config)
             record = train_epoch(state, task, objective, config, fabric)
             progress.step_seconds += time.monotonic() - started
             record |= task.check(state.model, record, config, fabric)

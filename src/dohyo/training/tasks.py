@@ -42,6 +42,10 @@ class Task(Protocol, Generic[C]):
         """Move to the device; a ValueError if there is too little for so many processes."""
         ...
 
+    def prepare(self, state: Any, config: C) -> None:
+        """What is done to the run's state before each epoch; nothing, as a rule."""
+        ...
+
     def batches(self, config: C, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         """The indices of each step's data, for one epoch."""
         ...
@@ -85,6 +89,9 @@ class OnData:
             raise ValueError(f"{train} training and {valid} validation data for {fabric.world_size} processes")
         self.data = self.data.to(fabric.device)
 
+    def prepare(self, state: Any, config: LoopConfig) -> None:
+        pass
+
     def batches(self, config: LoopConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         yield from torch.randperm(len(self.data.train), generator=order).split(config.batch_size)
 
@@ -108,6 +115,9 @@ class OnDraws:
     def begin(self, fabric: Fabric, config: DrawsConfig) -> None:
         if config.batch_size < fabric.world_size:
             raise ValueError(f"batch_size is {config.batch_size}, fewer than the {fabric.world_size} processes")
+
+    def prepare(self, state: Any, config: Any) -> None:
+        pass
 
     def batches(self, config: DrawsConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         for _ in range(min(config.check_every, config.steps - progress.step)):
