@@ -203,6 +203,8 @@ def test_targets_and_models_that_will_not_do(tmp_path: Path) -> None:
         plot_density_comparison(EightSchools(), {"model": model(10)}, tmp_path / "density.png")
     with pytest.raises(ValueError, match="0 models"):
         plot_density_comparison(Funnel(), {}, tmp_path / "density.png")
+    with pytest.raises(ValueError, match="choose another title"):
+        plot_density_comparison(Funnel(), {"target": model()}, tmp_path / "density.png")
     assert not list(tmp_path.iterdir())
 
 

@@ -397,7 +397,7 @@ def test_options(line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> N
         "r",
         "--json",
     ]
-    assert main(["reverse-kl", *arguments, *line.split()]) == 0, capsys.readouterr().err
+    assert main(["reverse-kl", *arguments, "--json", *line.split()]) == 0, capsys.readouterr().err
     assert math.isfinite(json.loads(capsys.readouterr().out)["reverse_kl"])
     config = yaml.safe_load((here / "r/config.yaml").read_text())
     for name, value in zip(line.split()[::2], line.split()[1::2], strict=True):

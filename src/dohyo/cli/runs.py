@@ -104,11 +104,11 @@ def _new_run(run_type: "type[Run[Any]]", folder: Path, options: dict[str, Any], 
 def _resumed_run(run_type: "type[Run[Any]]", folder: Path, explicit: dict[str, Any]) -> "Run[Any]":
     run = run_type.open(folder)
     for key, value in explicit.items():
-        if key not in (run.length, "device") and value != getattr(run.config, key):
+        if key not in (*run.free, "device") and value != getattr(run.config, key):
+            changes = " and ".join(f"--{key.replace('_', '-')}" for key in run.free)
             raise ValueError(f"--{key} {value} differs from the run's {getattr(run.config, key)}; a resumed run keeps its config "
-                             f"(only --{run.length} may change): start a new one with --out")  # fmt: skip
-    length = {run.length: explicit.get(run.length, getattr(run.config, run.length))}
-    run.config = dataclasses.replace(run.config, **length)
+                             f"(only {changes} may change): start a new one with --out")  # fmt: skip
+    run.config = dataclasses.replace(run.config, **{key: explicit[key] for key in run.free if key in explicit})
     return run
 
 

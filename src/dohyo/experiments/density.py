@@ -101,7 +101,7 @@ class DensityConfig(LoopConfig):
 class DensityRun(Run[DensityConfig]):
     """A run of `dohyo train`."""
 
-    command, config_type, length = "train", DensityConfig, "epochs"
+    command, config_type, length, free = "train", DensityConfig, "epochs", ("epochs",)
 
     @cached_property
     def data(self) -> Dataset:

@@ -18,7 +18,7 @@ from dohyo.experiments.run import OnTest, Run
 from dohyo.models import POLICIES, LatentPolicy
 from dohyo.names import named
 from dohyo.objectives import Reinforce, reinforce
-from dohyo.rewards import Reward, load, random_qpbo, reward
+from dohyo.rewards import Quadratic, Reward, load, random_qpbo, reward
 from dohyo.training import DrawsConfig
 from dohyo.training.config import Progress
 from dohyo.training.log import read_records
@@ -51,6 +51,7 @@ class QPBOConfig(DrawsConfig):
         scale: What rewards are divided by; auto is their standard deviation under uniform x.
         baseline: leave-one-out or none.
         restarts: How often the policy is trained anew, each time on its share of the steps; the best of all samples counts.
+            If steps are added later, they are the last training's.
     """
 
     batch_size: int = 100
@@ -82,6 +83,9 @@ class QPBOConfig(DrawsConfig):
         self._at_least_one("hidden", "latent", "restarts")
         named(POLICIES, self.policy, "policy")
         named({"linear": 0, "none": 0}, self.entropy_decay, "entropy_decay")
+        named(ESTIMATORS, self.estimator, "estimator")  # also where the policy needs none: a wrong name is a wrong name
+        if self.restarts > self.steps:
+            raise ValueError(f"restarts is {self.restarts}, more than the {self.steps} steps; each training needs one at least")
         if isinstance(self.scale, str) and self.scale != "auto":
             raise ValueError(f"scale is {self.scale!r}; it must be a number or auto")
         if self.instance is not None:
@@ -131,30 +135,34 @@ class QPBOConfig(DrawsConfig):
 
 @dataclass
 class Best:
-    """A reward that remembers the best sample it was asked for, and when that was."""
+    """A reward that remembers the best sample it was asked for, and when that was.
+
+    Attributes:
+        value, x: The best reward and its x. A difference that may be rounding is none.
+        seconds, step: When that was; the step counts from 1.
+        clock: The seconds of the run at `started`, on the monotonic clock.
+        now: The step under way.
+    """
 
     problem: Reward
     value: float | int = -math.inf
     x: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    evaluations: int = 0
-    evaluations_to_best: int = 0
-    before: float = 0.0
-    started: float | None = None
+    step: int = 0
+    clock: float = 0.0
+    started: float = 0.0
+    now: int = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         rewards = self.problem(x)
-        self.started = time.monotonic() if self.started is None else self.started
-        self.evaluations += len(x)
         top = int(rewards.argmax())
-        if rewards[top] > self.value:
-            self.value, self.x = rewards[top].item(), x[top].int().tolist()
-            self.seconds, self.evaluations_to_best = self.elapsed, self.evaluations
+        value = rewards[top].item()
+        if value - self.value > getattr(self.problem, "tolerance", 0.0):
+            # In a batch of another size a sum of floats may round otherwise: what is kept is R of this x alone.
+            self.value = self.problem(x[top : top + 1]).item() if isinstance(self.problem, Quadratic) else value
+            self.x = x[top].int().tolist()
+            self.seconds, self.step = self.clock + time.monotonic() - self.started, self.now
         return rewards
-
-    @property
-    def elapsed(self) -> float:
-        return self.before + (time.monotonic() - self.started if self.started is not None else 0.0)
 
 
 class Optimise(OnDraws):
@@ -164,37 +172,45 @@ class Optimise(OnDraws):
         self.best, self.entropy, self.restart = best, 0.0, 0
 
     def prepare(self, state: State, config: Any) -> None:
-        """Begin anew with other first parameters, where a training of several has had its steps."""
+        """Begin anew with other first parameters, where a training of several has had its steps; and set the clock."""
+        self.best.clock, self.best.started = state.progress.seconds, time.monotonic()
         restart, _ = config.restart(state.progress.step)
-        if restart != self.restart:
+        if restart > self.restart:  # it may be less where --steps was raised: the last training goes on
             self.restart = restart
             with torch.random.fork_rng():
                 state.model.load_state_dict(config.build_policy(self.best.problem.variables, restart).state_dict())
             state.optimiser.state.clear()
 
     def batches(self, config: Any, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
+        """As many as up to the next check, or up to where the policy begins anew."""
+        restart, _ = config.restart(progress.step)
         for index in super().batches(config, progress, order):
+            if config.restart(progress.step)[0] != restart:
+                return
             self.entropy = config.entropy_at(progress.step)
+            self.best.now = progress.step + 1
             yield index
 
     def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
         return {"best_reward": float(max(gather(fabric, self.best.value)))}
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("value", "x", "seconds", "evaluations", "evaluations_to_best")
-        return {name: getattr(self.best, name) for name in names} | {"before": self.best.elapsed, "restart": self.restart}
+        return {name: getattr(self.best, name) for name in ("value", "x", "seconds", "step")} | {"restart": self.restart}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.restart = state["restart"]
+        state = dict(state)
+        self.restart = state.pop("restart")
         for name, value in state.items():
-            if name != "restart":
-                setattr(self.best, name, value)
+            setattr(self.best, name, value)
+        problem = self.best.problem
+        if isinstance(problem, Quadratic) and problem(torch.tensor([self.best.x])).item() != self.best.value:
+            raise ValueError(f"{problem.name}: the best x of the run does not earn here what it did; has the file been changed?")
 
 
 class QPBORun(Run[QPBOConfig]):
     """A run of `dohyo qpbo`."""
 
-    command, config_type, length = "qpbo", QPBOConfig, "steps"
+    command, config_type, length, free = "qpbo", QPBOConfig, "steps", ("steps",)
 
     @cached_property
     def problem(self) -> Reward:
@@ -217,8 +233,7 @@ class QPBORun(Run[QPBOConfig]):
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
         config, problem = self.config, self.problem
         policy: Any = self.parts[0]
-        own: Best = self.parts[1].best  # type: ignore[attr-defined]
-        best = max(gather(fabric, self.parts[1].state_dict()), key=lambda one: float(one["value"]))
+        best = max(gather(fabric, self.parts[1].state_dict()), key=lambda one: (one["value"], -one["step"]))
         with apart(policy, config.seed):
             rewards = problem(policy.to(fabric.device).sample(LAST_SAMPLES)).double()
         numbers = load_checkpoint(self.folder)["numbers"]
@@ -236,8 +251,8 @@ class QPBORun(Run[QPBOConfig]):
             "gap": None if known is None else (known - best["value"]) / abs(known),
             "seconds_per_step": numbers["step_seconds"] / numbers["step"],
             "seconds_to_best": best["seconds"],
-            "evaluations": own.evaluations * fabric.world_size,
-            "evaluations_to_best": best["evaluations_to_best"],
+            "evaluations": numbers["step"] * config.batch_size,
+            "evaluations_to_best": best["step"] * config.batch_size,
             "problem": problem.name,
             "variables": problem.variables,
             "reward_scale": self.scale,

@@ -56,6 +56,7 @@ class ReverseKLConfig(DrawsConfig):
     batch_size: int = 100
     optimiser: str = "adam"
     learning_rate: float = 5e-4
+    beta2: float = 0.99
     epsilon: float = 1e-8
     target: str = "funnel"
     dimension: int | None = None
@@ -83,6 +84,9 @@ class ReverseKLConfig(DrawsConfig):
         named({"stop": 0, "continue": 0}, self.on_divergence, "on_divergence")
         objective = self.objective(lambda x: x)
         self.encoder, self.paths = objective.encoder, objective.paths
+
+    def over(self, progress: Progress) -> bool:
+        return (progress.stopped and self.on_divergence == "stop") or progress.step >= self.steps
 
     def objective(self, log_target: Any) -> ReverseKL:
         estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost)
@@ -132,7 +136,7 @@ class TowardsTarget(OnDraws):
 class ReverseKLRun(Run[ReverseKLConfig]):
     """A run of `dohyo reverse-kl`."""
 
-    command, config_type, length = "reverse-kl", ReverseKLConfig, "steps"
+    command, config_type, length, free = "reverse-kl", ReverseKLConfig, "steps", ("steps", "on_divergence")
 
     @cached_property
     def target(self) -> Target:

@@ -34,12 +34,14 @@ class Run(ABC, Generic[C]):
     Attributes:
         command: The subcommand of `dohyo` that starts and resumes such runs.
         config_type: Its config.
-        length: The config's key that a resumed run may raise: epochs or steps.
+        length: The config's key for how long to train: epochs or steps.
+        free: The keys that a resumed run may change.
     """
 
     command: ClassVar[str]
     config_type: ClassVar[type]
     length: ClassVar[str]
+    free: ClassVar[tuple[str, ...]]
 
     def __init__(self, folder: Path, config: C) -> None:
         self.folder, self.config = folder, config

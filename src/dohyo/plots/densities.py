@@ -62,6 +62,8 @@ def plot_density_comparison(target: Any, models: Mapping[str, Any], path: Path, 
     """
     if target.dimension != 2 or not models:
         raise ValueError(f"the target has {target.dimension} dimensions and there are {len(models)} models; 2 and 1 are needed")
+    if "target" in models:
+        raise ValueError("a model is titled 'target'; choose another title")
     drawn, components = {}, {}
     for name, model in models.items():
         with apart(model, seed):
@@ -205,7 +207,7 @@ def plot_divergence_curves(records: Sequence[dict[str, Any]], path: Path, ways: 
     curves, known, diverged = _read(records)
     step, truth, estimate = curves["step"], curves["truth"], curves["estimate"]
     low, high = _limits(truth, curves["stderr"], estimate, known)
-    name = "reverse KL" if known else "objective E[log p(x) - log p*(x)]"
+    name = "reverse KL" if known else "objective"
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     main, side = figure.subplots(1, 2, width_ratios=(1.6, 1))
     if known and low < 0:
@@ -219,7 +221,7 @@ def plot_divergence_curves(records: Sequence[dict[str, Any]], path: Path, ways: 
         if ((values > low) & (values < high)).any():
             main.plot(step, values, ":.", color=_COLOURS[way], linewidth=1, markersize=4, label=f"log p(x) {_WAYS[way]}")
     error = np.nan_to_num(curves["stderr"])
-    label = _last(f"true {name.split(' E[')[0]}", truth, error)
+    label = _last(f"true {name}", truth, error)
     main.errorbar(step, truth, 2 * error, color="tab:orange", linewidth=1.8, elinewidth=1, label=label, **_dots(step))
     _mark_beyond(main, step, estimate, low, high)
     if diverged.any():
@@ -257,7 +259,7 @@ def plot_reverse_kl_curves(curves: Sequence[Curve], path: Path) -> None:
             label = None if curve.label in seen else curve.label
             seen.add(curve.label)
             axis.plot(values["step"], y, color=colour, linewidth=1.3, label=label, **_dots(values["step"]))
-            axis.fill_between(values["step"], y - spread, y + spread, color=colour, alpha=0.2, linewidth=0)
+            axis.fill_between(values["step"], y - spread, y + spread, color=colour, alpha=0.1, linewidth=0)
             if first is not None:
                 axis.plot(values["step"][first], y[first], "x", color=colour, markersize=8, markeredgewidth=2)
         entry = {key: plain_numbers(value) for key, value in values.items()}

@@ -42,7 +42,11 @@ class Custom(Target):
             self._takes(attribute, arguments)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.function(x)
+        try:
+            return self.function(x)
+        except Exception as error:  # a user's function may raise anything, at the first draws or after an hour
+            line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(f"{self.name} raised {line} at x {tuple(x.shape)}") from error
 
     @property
     def log_normaliser(self) -> float | None:

@@ -15,7 +15,7 @@ from dohyo.objectives.maximum_likelihood import check_model
 from dohyo.training.config import LoopConfig
 from dohyo.training.log import RunLog
 from dohyo.training.processes import launch, sum_over_processes
-from dohyo.training.state import State
+from dohyo.training.state import CHECKPOINT, State
 from dohyo.training.tasks import Data, Objective, OnData, Record, Task
 
 
@@ -76,7 +76,8 @@ def train(
             record = {"epoch": progress.epoch, "step": progress.step, **record, "seconds": progress.seconds}
             if log is not None:
                 log.append(record)
-            due = config.over(progress) or time.monotonic() - saved > config.checkpoint_seconds
+            first = folder is not None and not (folder / CHECKPOINT).exists()
+            due = first or config.over(progress) or time.monotonic() - saved > config.checkpoint_seconds
             if folder is not None and fabric.broadcast(due):  # the first process's clock decides for all
                 state.save(folder, config, fabric, task)
                 saved = time.monotonic()
