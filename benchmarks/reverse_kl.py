@@ -18,7 +18,8 @@ import dohyo
 from dohyo.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
 from dohyo.models import GaussianLVM
 from dohyo.objectives import reverse_kl
-from dohyo.plots.densities import Curve, plot_density_comparison, plot_reverse_kl_curves
+from dohyo.plots.densities import plot_density_comparison
+from dohyo.plots.divergence import Curve, plot_reverse_kl_curves
 from dohyo.targets import Funnel
 from dohyo.training.log import read_records
 from dohyo.training.processes import launch

@@ -11,14 +11,8 @@ from torch import Tensor
 
 from dohyo.divergence import Draws, draw
 from dohyo.models import GaussianLVM
-from dohyo.plots.densities import (
-    Curve,
-    plot_density_comparison,
-    plot_density_run,
-    plot_divergence_curves,
-    plot_marginals,
-    plot_reverse_kl_curves,
-)
+from dohyo.plots.densities import plot_density_comparison, plot_density_run, plot_marginals
+from dohyo.plots.divergence import Curve, plot_divergence_curves, plot_reverse_kl_curves
 from dohyo.targets import Autoregressive, Custom, EightSchools, Funnel, Ring, Target
 
 

@@ -203,7 +203,10 @@ class Optimise(OnDraws):
         for name, value in state.items():
             setattr(self.best, name, value)
         problem = self.best.problem
-        if isinstance(problem, Quadratic) and problem(torch.tensor([self.best.x])).item() != self.best.value:
+        if (
+            isinstance(problem, Quadratic)
+            and abs(problem(torch.tensor([self.best.x])).item() - self.best.value) > problem.tolerance
+        ):
             raise ValueError(f"{problem.name}: the best x of the run does not earn here what it did; has the file been changed?")
 
 

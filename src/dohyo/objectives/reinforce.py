@@ -37,6 +37,10 @@ class Reinforce:
         """The losses of as many samples of the policy as `index` is long."""
         if hasattr(policy, "log_prob"):
             return self._exact(policy, policy.sample(len(index)))
+        if self.estimator is None:
+            raise ValueError(
+                f"{type(policy).__name__} has no log_prob; give an estimator of log p(x), such as dohyo.SUMO.at_cost(15)"
+            )
         with torch.no_grad():
             z, x = policy.draw(len(index))
         rewards, entropy = self.reward(x), self.entropy()
@@ -44,7 +48,6 @@ class Reinforce:
         encoder = "same" if self.encoder == "sleep" else self.encoder
         source = source_of(policy, x, encoder)
         count = 2 if entropy > 0 else 1
-        assert self.estimator is not None
         both = [weigh(source, x, self.estimator, encoder, generator, self.shared) for _ in range(count)]
         theta = phi = torch.zeros((), device=x.device)
         for one, other in zip(both, reversed(both), strict=True):

@@ -13,12 +13,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dohyo.plots.picture import write_picture
+from dohyo.plots.picture import padded, plain_numbers, write_picture
 
 _KEYS = ("epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", "clipped_encoder")
 _TILE = 0.75  # inches, the side of one image
 _PANEL = (1.5, 1.0)  # inches, one line plot
 _SMALL, _NORMAL = 8, 10  # points
+_padded, _plain = padded, plain_numbers  # the names that plots/rewards.py asks for
 
 
 def plot_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
@@ -58,10 +59,10 @@ def plot_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-        axis.set_xlim(*_padded(float(epoch[0]), float(epoch[-1]), 0.02))
+        axis.set_xlim(*padded(float(epoch[0]), float(epoch[-1]), 0.02))
         if name != "clipped":
             axis.set_xlabel("epoch")
-    numbers: dict[str, Any] = {key: _plain(values) for key, values in curves.items()}
+    numbers: dict[str, Any] = {key: plain_numbers(values) for key, values in curves.items()}
     numbers["best"] = None if best is None else {"epoch": numbers["epoch"][best], "valid_nll": numbers["valid_nll"][best]}
     write_picture(figure, numbers | {"nll_axis": [low, high]}, path)
 
@@ -124,12 +125,7 @@ def _nll_limits(train: NDArray[Any], valid: NDArray[Any]) -> tuple[float, float]
     lower, upper = np.quantile(both, [0.25, 0.75])
     reach = 1.5 * (upper - lower)
     shown = np.concatenate([valid, train[(train >= lower - reach) & (train <= upper + reach)]])
-    return _padded(float(shown.min()), float(shown.max()), 0.06)
-
-
-def _padded(low: float, high: float, share: float) -> tuple[float, float]:
-    pad = share * (high - low) if high > low else 0.5
-    return low - pad, high + pad
+    return padded(float(shown.min()), float(shown.max()), 0.06)
 
 
 def _mark_beyond(axis: Axes, epoch: NDArray[Any], train: NDArray[Any], low: float, high: float) -> None:
@@ -224,16 +220,10 @@ def _line_grid(rows: list[list[NDArray[Any]]], labels: tuple[str, ...], low: flo
             panel.grid(alpha=0.25)
         if labels:
             panels[i][0].set_ylabel(labels[i % len(labels)], fontsize=_SMALL + 1)
-    panels[0][0].set(ylim=_padded(low, high, 0.08), xlim=_padded(0, length - 1, 0.04))
+    panels[0][0].set(ylim=padded(low, high, 0.08), xlim=padded(0, length - 1, 0.04))
     panels[0][0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
     return figure
 
 
-def _plain(values: NDArray[Any]) -> list[float | int | None]:
-    """Numbers for JSON: six digits, whole ones as integers, and null for what is not finite."""
-    rounded = [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
-    return [int(value) if value is not None and value.is_integer() else value for value in rounded]
-
-
 def _plain_rows(images: Tensor) -> list[list[float | int | None]]:
-    return [_plain(row) for row in images.detach().cpu().double().numpy()]
+    return [plain_numbers(row) for row in images.detach().cpu().double().numpy()]
