@@ -308,3 +308,28 @@ def test_a_full_disk_leaves_the_old_checkpoint(runs: Path) -> None:
     assert not list((runs / "full").glob(".checkpoint*"))
     assert run("train", "--resume", "full", folder=runs).returncode == 0
     assert load_checkpoint(runs / "full")["numbers"]["epoch"] == 4
+
+
+def test_replicas(runs: Path) -> None:
+    """Each equals its seed trained alone; the result is their mean, with the replicas beside it; killed in between, it goes on."""
+    done = run("train", *SUMO, "--epochs", "2", "--replicas", "3", "--out", "three", "--json", folder=runs)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result == json.loads((runs / "three/result.json").read_text())
+    nlls = [replica["test_nll"] for replica in result["replicas"]]
+    assert len(set(nlls)) == 3
+    assert result["test_nll"] == pytest.approx(sum(nlls) / 3)
+    assert result["test_nll_spread"] == pytest.approx(float(torch.tensor(nlls, dtype=torch.float64).std()))
+    assert set(result) - set(result["replicas"][0]) == {"replicas", "test_nll_spread", "test_nll_mean_stderr"}
+    seed = result["replicas"][1]["seed"]
+    assert run("train", *SUMO, "--seed", str(seed), "--epochs", "2", "--out", "alone", folder=runs).returncode == 0
+    assert same_run(runs / "three/replica_1", runs / "alone")
+
+    (runs / "three/result.json").unlink()
+    (runs / "three/replica_2/result.json").unlink()
+    again = run("train", "--resume", "three", "--json", folder=runs)
+    assert again.returncode == 0, again.stderr
+    assert [replica["test_nll"] for replica in json.loads(again.stdout)["replicas"]] == nlls
+    refused = run("evaluate", "three", folder=runs)
+    assert refused.returncode == 2
+    assert "three/replica_0" in refused.stderr

@@ -16,6 +16,7 @@ _TRAIN = """examples:
   dohyo train --resume runs/a --epochs 40
   dohyo train --data mnist --estimator iwae --cost 5 --encoder dreg --out runs/b
   dohyo train --data mine.npz --model package.module:Class --out runs/c
+  dohyo train --data digits --estimator sumo --cost 15 --epochs 20 --replicas 3 --out runs/e
   torchrun --nproc-per-node 2 -m dohyo train --data digits --estimator sumo --cost 15 --epochs 2 --out runs/d
 """
 _EVALUATE = """examples:
@@ -95,7 +96,12 @@ def _note(record: dict[str, Any]) -> str:
 
 def _summary(result: dict[str, Any]) -> list[str]:
     nll, stderr = number(result["test_nll"]), number(result["test_nll_stderr"])
-    return [f"test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {result['epochs']} epochs, {result['seconds']:.0f} s"]
+    lines = [f"test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {result['epochs']:.4g} epochs, {result['seconds']:.0f} s"]
+    if "replicas" in result:
+        each = ", ".join(number(replica["test_nll"]) for replica in result["replicas"])
+        lines[0] = f"mean of {len(result['replicas'])} replicas: {lines[0]}"
+        lines.append(f"each: {each}; their standard deviation is {number(result['test_nll_spread'])}")
+    return lines
 
 
 def evaluate(config: Namespace) -> int:

@@ -144,13 +144,14 @@ def _train_with_progress(
     unit = run.length.removesuffix("s")
     with Progress(*columns, console=console(), disable=quiet) as progress:
         done = load_checkpoint(run.folder)["numbers"][unit] if (run.folder / CHECKPOINT).exists() else 0
-        training = progress.add_task(run.length, total=getattr(run.config, run.length), completed=done, note="")
+        length, replicas = getattr(run.config, run.length), getattr(run.config, "replicas", 1)
+        training = progress.add_task(run.length, total=length * replicas, completed=done, note="")
         testing = progress.add_task("test", total=None, note="", visible=False)
 
         def on_epoch(record: dict[str, Any]) -> None:
             if interrupted:
                 raise KeyboardInterrupt
-            progress.update(training, completed=record[unit], note=note(record))
+            progress.update(training, completed=record[unit] + length * record.get("replica", 0), note=note(record))
 
         def on_test(done: int, total: int) -> None:
             progress.update(testing, completed=done, total=total, visible=True)

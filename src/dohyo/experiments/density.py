@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import statistics
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from dohyo.data import Dataset, load
 from dohyo.estimators import ESTIMATORS, IWAE, Estimator, to_dict
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
-from dohyo.experiments.run import OnTest, Run
+from dohyo.experiments.run import RESULT, OnEpoch, OnTest, Run, write_json
+from dohyo.files import plain
 from dohyo.models import build
 from dohyo.names import named
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
@@ -46,6 +48,7 @@ class DensityConfig(LoopConfig):
         clip_decoder: The most that the norm of theta's gradient may be; auto is 10 for bounds and 20 for unbiased estimators.
         clip_encoder: The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.
         test_terms: The test NLL is by IWAE with this many terms.
+        replicas: How many runs, with seeds from `seed` on, one after the other; the result is their mean and spread.
     """
 
     data: str = "digits"
@@ -63,11 +66,11 @@ class DensityConfig(LoopConfig):
     clip_decoder: float | str | None = "auto"  # type: ignore[assignment]
     clip_encoder: float | str | None = "auto"  # type: ignore[assignment]
     test_terms: int = 5000
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.test_terms < 1 or self.hidden < 1 or self.latent < 1:
-            raise ValueError("test_terms, hidden and latent must be at least 1")
+        self._at_least_one("test_terms", "hidden", "latent", "replicas")
         if self.data_dir is not None:
             self.data_dir = self.data_dir.resolve()
         if Path(self.data).suffix:  # a file: found again from another folder
@@ -111,6 +114,53 @@ class DensityRun(Run[DensityConfig]):
         model, objective = self.config.build_model(self.data), self.config.objective()
         check_model(model, objective)
         return model, OnData(self.data), objective
+
+    @cached_property
+    def replicas(self) -> list["DensityRun"]:
+        """The runs of a replicated one, each in a folder of its own; empty if there is one run only."""
+        count = self.config.replicas
+        configs = [dataclasses.replace(self.config, seed=self.config.seed + i, replicas=1) for i in range(count)]
+        return [DensityRun(self.folder / f"replica_{i}", config) for i, config in enumerate(configs)] if count > 1 else []
+
+    @property
+    def finished(self) -> bool:
+        if not self.replicas:
+            return super().finished
+        return self.result is not None and all(replica.finished for replica in self.replicas)
+
+    def trained(self) -> nn.Module:
+        if self.replicas:
+            raise ValueError(f"{self.folder} holds {len(self.replicas)} replicas; name one of them: {self.replicas[0].folder}")
+        return super().trained()
+
+    def train(self, fabric: Fabric, on_epoch: OnEpoch = lambda record: None, on_test: OnTest = lambda *_: None) -> dict[str, Any]:
+        if not self.replicas:
+            return super().train(fabric, on_epoch, on_test)
+        results = []
+        for number, replica in enumerate(self.replicas):
+            found = replica.result if replica.finished else None
+            if found is None:
+                if fabric.is_global_zero:
+                    replica.write_config()
+                found = replica.train(fabric, lambda record, n=number: on_epoch({**record, "replica": n}), on_test)  # type: ignore[misc]
+            results.append(found)
+        result = plain(self._together(results))
+        if fabric.is_global_zero:
+            write_json(self.folder / RESULT, result)
+        return dict(result)
+
+    def _together(self, results: list[dict[str, Any]]) -> dict[str, Any]:
+        """The mean of every number that differs between replicas, with the spread of the test NLL, and the replicas."""
+        first, mean = results[0], {}
+        for key, value in first.items():
+            numbers = [result[key] for result in results]
+            is_number = isinstance(value, float | int) and not isinstance(value, bool) and None not in numbers
+            mean[key] = statistics.fmean(numbers) if is_number and len(set(numbers)) > 1 else value
+        nlls = [result["test_nll"] for result in results]
+        spread = statistics.stdev(nlls) if None not in nlls else None
+        stderr = None if spread is None else spread / math.sqrt(len(nlls))
+        own = {"seed": self.config.seed, "warnings": sorted({line for result in results for line in result["warnings"]})}
+        return mean | own | {"test_nll_spread": spread, "test_nll_mean_stderr": stderr, "replicas": results}
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
         model, config, data = self.parts[0], self.config, self.data

@@ -117,7 +117,7 @@ class DrawsConfig(StepConfig):
         decay: linear: the learning rate falls to zero over the steps, a little after each check; or none.
     """
 
-    steps: int = 20_000
+    steps: int = 10_000
     check_every: int = 500
     decay: str = "linear"
 
