@@ -213,7 +213,7 @@ class Optimise(OnDraws):
 class QPBORun(Run[QPBOConfig]):
     """A run of `dohyo qpbo`."""
 
-    command, config_type, length, free = "qpbo", QPBOConfig, "steps", ("steps",)
+    command, config_type, length, free = "qpbo", QPBOConfig, "steps", ("steps", "max_seconds")
 
     @cached_property
     def problem(self) -> Reward:

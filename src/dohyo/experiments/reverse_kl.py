@@ -86,7 +86,7 @@ class ReverseKLConfig(DrawsConfig):
         self.encoder, self.paths = objective.encoder, objective.paths
 
     def over(self, progress: Progress) -> bool:
-        return (progress.stopped and self.on_divergence == "stop") or progress.step >= self.steps
+        return super().over(dataclasses.replace(progress, stopped=progress.stopped and self.on_divergence == "stop"))
 
     def objective(self, log_target: Any) -> ReverseKL:
         estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost)
@@ -136,7 +136,7 @@ class TowardsTarget(OnDraws):
 class ReverseKLRun(Run[ReverseKLConfig]):
     """A run of `dohyo reverse-kl`."""
 
-    command, config_type, length, free = "reverse-kl", ReverseKLConfig, "steps", ("steps", "on_divergence")
+    command, config_type, length, free = "reverse-kl", ReverseKLConfig, "steps", ("steps", "max_seconds", "on_divergence")
 
     @cached_property
     def target(self) -> Target:

@@ -42,15 +42,13 @@ class Solution:
 def anneal(problem: Quadratic, seconds: float, seed: int = 0) -> Solution:
     """Simulated annealing, 1,000 sweeps for each start."""
     samplers = _samplers()
-    energy = _energy(problem)
-    return _timed("simulated annealing", problem, seconds, _reads(samplers.SimulatedAnnealingSampler(), energy, seed))
+    return _timed("simulated annealing", problem, seconds, _reads(samplers.SimulatedAnnealingSampler(), problem, seed))
 
 
 def tabu(problem: Quadratic, seconds: float, seed: int = 0) -> Solution:
     """Multistart tabu search, each for 20 ms."""
     samplers = _samplers()
-    energy = _energy(problem)
-    return _timed("tabu search", problem, seconds, _reads(samplers.TabuSampler(), energy, seed, timeout=_SLICE))
+    return _timed("tabu search", problem, seconds, _reads(samplers.TabuSampler(), problem, seed, timeout=_SLICE))
 
 
 def descent(problem: Quadratic, seconds: float, seed: int = 0, starts: int = 100) -> Solution:
@@ -90,11 +88,11 @@ def _timed(solver: str, problem: Quadratic, seconds: float, batches: Callable[[]
     return Solution(solver, best, x, when, time.monotonic() - started, rounds)
 
 
-def _reads(sampler: Any, energy: Any, seed: int, **options: Any) -> Callable[[], Iterator[Tensor]]:
+def _reads(sampler: Any, problem: Quadratic, seed: int, **options: Any) -> Callable[[], Iterator[Tensor]]:
     """One start after another, each with a seed of its own."""
 
     def reads() -> Iterator[Tensor]:
-        generator = torch.Generator().manual_seed(seed)
+        energy, generator = _energy(problem), torch.Generator().manual_seed(seed)
         while True:
             own = int(torch.randint(2**31 - 1, (), generator=generator))
             found = sampler.sample(energy, num_reads=1, seed=own, **options)

@@ -114,20 +114,25 @@ class DrawsConfig(StepConfig):
     Attributes:
         steps: How many steps.
         check_every: Steps from one check, record and possible checkpoint to the next.
+        max_seconds: The run ends at the first check after so long; null for no limit.
         decay: linear: the learning rate falls to zero over the steps, a little after each check; or none.
     """
 
     steps: int = 10_000
     check_every: int = 500
+    max_seconds: float | None = None
     decay: str = "linear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("steps", "check_every")
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise ValueError(f"max_seconds is {self.max_seconds}; it must be positive, or null for no limit")
         named({"linear": 0, "none": 0}, self.decay, "decay")
 
     def over(self, progress: Progress) -> bool:
-        return progress.stopped or progress.step >= self.steps
+        late = self.max_seconds is not None and progress.seconds >= self.max_seconds
+        return progress.stopped or progress.step >= self.steps or late
 
     def rate(self, progress: Progress) -> float:
         return self.learning_rate * (1 - progress.step / self.steps if self.decay == "linear" else 1.0)

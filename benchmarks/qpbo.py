@@ -1,0 +1,115 @@
+"""Policies on quadratic problems: what each reaches, what entropy does, and the paper's figure.
+
+Three parts, each a list of runs in folders of their own, so that a study that was stopped goes on where it was:
+`library`, OR-Library's problems with the latent policy, at most so many seconds each (files in $DOHYO_DATA/qubo); `entropy`,
+every policy with and without entropy regularisation on the paper's random problem with 100 variables, three seeds; `figure`,
+the paper's figure at 500 variables: every policy for the same wall-clock time, with and without entropy. Run as
+`python -m benchmarks.qpbo --part library`.
+"""
+
+import argparse
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dohyo.experiments.qpbo import QPBOConfig, QPBORun
+from dohyo.plots.rewards import plot_reward_curves
+from dohyo.training.log import read_records
+from dohyo.training.processes import launch
+
+from benchmarks.weights import environment, save
+
+LATENT = {"policy": "latent", "estimator": "sumo", "cost": 5.0}
+FAST = {"learning_rate": 5e-3, "epsilon": 1e-8, "entropy": 0.02, "entropy_decay": "linear"}
+POLICIES: dict[str, dict[str, Any]] = {
+    "latent, SUMO": {"policy": "latent", "estimator": "sumo"},
+    "latent, IWAE": {"policy": "latent", "estimator": "iwae"},
+    "independent": {"policy": "independent", "learning_rate": 0.03},
+    "NADE": {"policy": "nade"},
+    "GRU": {"policy": "gru"},
+}
+KEPT = ("best_reward", "mean_reward", "best_known", "gap", "seconds", "seconds_per_step", "seconds_to_best", "steps",
+        "evaluations")  # fmt: skip
+
+
+def run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """The run's options and result; trained only as far as it is not yet."""
+    there = QPBORun(folder, QPBOConfig(device="cpu", **options))
+    result = there.result if there.finished else None
+    if result is None:
+        there.write_config()
+        result = there.train(launch("cpu"))
+    found = {key: result[key] for key in KEPT}
+    print(folder.name, found, flush=True)
+    return {"options": {key: v.name if isinstance(v, Path) else v for key, v in options.items()}, "result": found}
+
+
+def library(work: Path, size: int, seconds: float, policy: str) -> dict[str, Any]:
+    """The problems of one file with restarts, until the time is over."""
+    path = Path(os.environ["DOHYO_DATA"]) / "qubo" / f"bqp{size}.txt"
+    found = {}
+    for index in range(1, 6):
+        per, count = (400, 1000) if policy == "latent" else (300, 100_000)
+        own = LATENT | FAST if policy == "latent" else {"policy": policy} | FAST | {"learning_rate": 0.1, "entropy": 0.05}
+        own = own | {"steps": per * count, "restarts": count, "check_every": per // 2, "max_seconds": seconds}
+        name = f"bqp{size}.{index} {policy}"
+        found[name] = run(work / name.replace(" ", "_"), own | {"instance": path, "index": index})
+    return found
+
+
+def entropy(work: Path) -> dict[str, Any]:
+    """Every policy with and without entropy, three seeds, 2,000 steps each, one and the same random problem."""
+    found, curves = {}, {}
+    for label, options in POLICIES.items():
+        for weight in (0.0, 0.02):
+            both = {"learning_rate": 1e-3, "epsilon": 1e-8, "steps": 2000, "check_every": 50, "variables": 100} | options
+            both |= {"entropy": weight, "entropy_decay": "linear"}
+            name = f"{label}, entropy {weight}"
+            folders = [work / f"{name} seed {seed}".replace(" ", "_").replace(",", "") for seed in range(3)]
+            runs = [run(folder, both | {"seed": seed}) for seed, folder in enumerate(folders)]
+            best = [each["result"]["best_reward"] for each in runs]
+            mean = [each["result"]["mean_reward"] for each in runs]
+            found[name] = {"runs": runs, "best_mean": statistics.fmean(best), "best_sd": statistics.stdev(best),
+                           "mean_reward_mean": statistics.fmean(mean), "mean_reward_sd": statistics.stdev(mean)}  # fmt: skip
+            curves[name] = [read_records(folder) for folder in folders]
+    return {"found": found, "curves": curves}
+
+
+def figure(work: Path, seconds: float) -> dict[str, Any]:
+    """500 variables, every policy for the same time."""
+    found, curves = {}, {}
+    for label, options in POLICIES.items():
+        for weight in (0.0, 0.02):
+            both = {"learning_rate": 1e-3, "epsilon": 1e-8, "steps": 1_000_000, "check_every": 5, "variables": 500} | options
+            name = f"{label}, entropy {weight}"
+            folder = work / f"500 {name}".replace(" ", "_").replace(",", "")
+            found[name] = run(folder, both | {"entropy": weight, "max_seconds": seconds})
+            curves[name] = [read_records(folder)]
+    return {"found": found, "curves": curves}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("library", "entropy", "figure"), required=True)
+    parser.add_argument("--size", type=int, default=100, help="of the problems of `library`: 50, 100, 250 or 500 variables")
+    parser.add_argument("--seconds", type=float, default=180.0, help="for each problem of `library`, each policy of `figure`")
+    parser.add_argument("--policy", default="latent", help="of `library`")
+    parser.add_argument("--work", type=Path, default=Path("runs/qpbo"), help="the folder of the runs")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if options.part == "library":
+        found = library(options.work, options.size, options.seconds, options.policy)
+        save(options.out / f"qpbo_bqp{options.size}_{options.policy}.json", {"runs": found} | environment())
+        return
+    made = entropy(options.work) if options.part == "entropy" else figure(options.work, options.seconds)
+    name = {"entropy": "qpbo_entropy", "figure": "qpbo_500"}[options.part]
+    save(options.out / f"{name}.json", {"runs": made["found"]} | environment())
+    plot_reward_curves(made["curves"], options.out / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
