@@ -44,7 +44,7 @@ def curve_runs() -> dict[str, dict[str, Any]]:
             "MultilevelRR": {"estimator": "multilevel-rr"},
         }.items():
             runs[f"{label} {cost}"] = {**options, "cost": cost}
-    runs["minimax IWAE 500"] = {"estimator": "iwae", "encoder": "iwae", "cost": 500}
+    runs["minimax IWAE 200"] = {"estimator": "iwae", "encoder": "iwae", "cost": 200}
     common = {"steps": CURVE_STEPS, "check_every": 250, "on_divergence": "continue"}
     return {name: {**common, **options} for name, options in runs.items()}
 

@@ -311,7 +311,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(runs: Path) -> None:
 
 
 def test_replicas(runs: Path) -> None:
-    """Each equals its seed trained alone; the result is their mean, with the replicas beside it; killed in between, it goes on."""
+    """Each equals its seed trained alone; the result is their mean, with them beside it; killed in between, it goes on."""
     done = run("train", *SUMO, "--epochs", "2", "--replicas", "3", "--out", "three", "--json", folder=runs)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -56,11 +56,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`fit`, `LoopConfig`, `models` and `objectives` wait until they are asked for: training needs more than torch."""
+    """Training and its rooms wait until they are asked for: they need more than torch."""
     import importlib
 
-    if name in ("fit", "LoopConfig"):
+    if name in ("fit", "train", "LoopConfig", "DrawsConfig"):
         return getattr(importlib.import_module("dohyo.training"), name)
-    if name in ("models", "objectives", "data"):
+    if name in ("models", "objectives", "data", "targets", "rewards", "divergence"):
         return importlib.import_module(f"dohyo.{name}")
     raise AttributeError(f"module 'dohyo' has no attribute {name!r}")

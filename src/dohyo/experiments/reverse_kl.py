@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from dohyo.divergence import TOLERANCE, Divergence, Draws, divergence, draw, wei
 from dohyo.estimators import ESTIMATORS, to_dict
 from dohyo.evaluation import apart
 from dohyo.experiments.run import OnTest, Run
+from dohyo.files import replacing
 from dohyo.models import GaussianLVM
 from dohyo.names import named
 from dohyo.objectives import ReverseKL, reverse_kl
@@ -174,6 +176,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             from dohyo.plots.densities import plot_density_run
 
             plot_density_run(log_target, draws, records, model.cpu(), self.folder)
+            self._write_draws(draws)
         return {
             "reverse_kl": found.reverse_kl,
             "reverse_kl_stderr": found.stderr,
@@ -194,6 +197,11 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             "paths": config.paths,
             "warnings": warnings,
         }
+
+    def _write_draws(self, draws: Draws) -> None:
+        """draws.npz: what the fit is for. The importance weights are exp(log_target - log_px)."""
+        with replacing(self.folder / "draws.npz") as temporary, temporary.open("wb") as file:
+            np.savez(file, x=draws.x.numpy(), log_target=draws.log_target.numpy(), log_px=draws.log_px.numpy())
 
     def _moments(self, model: Any, draws: Draws) -> dict[str, Any]:
         """Of each quantity: by importance weights, of raw draws, and exactly where that is known."""
