@@ -394,6 +394,18 @@ def test_more_steps_after_restarts_are_the_last_trainings(tmp_path: Path, capsys
     assert load_checkpoint(tmp_path / "a")["noise"][0]["task"]["restart"] == 1
 
 
+def test_a_time_limit_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = train(tmp_path / "a", variables=10, steps=10**6, check_every=2, max_seconds=0.3)
+    assert found is not None
+    assert 0 < found["steps"] < 10**6
+    assert 0.3 <= found["seconds"] < 10
+    assert found["evaluations"] == 20 * found["steps"]
+    assert main(["qpbo", "--resume", str(tmp_path / "a")]) == 0
+    assert "it ended by itself" in capsys.readouterr().out
+    assert main(["qpbo", "--resume", str(tmp_path / "a"), "--max-seconds", "0.6"]) == 0, capsys.readouterr().err
+    assert result(tmp_path / "a")["steps"] > found["steps"]
+
+
 def test_a_file_that_was_changed_is_no_longer_the_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.txt").write_text(TWO)
     train(tmp_path / "a", instance=tmp_path / "p.txt", index=1, steps=4)

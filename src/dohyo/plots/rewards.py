@@ -13,9 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from dohyo.plots.picture import write_picture
-from dohyo.plots.runs import _padded as padded
-from dohyo.plots.runs import _plain as plain_numbers
+from dohyo.plots.picture import padded, plain_numbers, write_picture
 
 Records = Sequence[dict[str, Any]]
 _KEYS = ("step", "seconds", "reward", "best_reward", "entropy")

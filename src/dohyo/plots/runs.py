@@ -19,7 +19,6 @@ _KEYS = ("epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", 
 _TILE = 0.75  # inches, the side of one image
 _PANEL = (1.5, 1.0)  # inches, one line plot
 _SMALL, _NORMAL = 8, 10  # points
-_padded, _plain = padded, plain_numbers  # the names that plots/rewards.py asks for
 
 
 def plot_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:

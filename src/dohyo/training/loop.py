@@ -62,9 +62,9 @@ def train(
         folder.mkdir(parents=True, exist_ok=True)
         state.restore(folder, config, fabric, task)
         log = RunLog(folder, progress.epoch) if fabric.is_global_zero else None
-    saved = time.monotonic()
+    saved, over = time.monotonic(), config.over(progress)
     try:
-        while not config.over(progress):
+        while not over:
             started = time.monotonic()
             task.prepare(state, config)
             record = train_epoch(state, task, objective, config, fabric)
@@ -77,8 +77,9 @@ def train(
             if log is not None:
                 log.append(record)
             first = folder is not None and not (folder / CHECKPOINT).exists()
-            due = first or config.over(progress) or time.monotonic() - saved > config.checkpoint_seconds
-            if folder is not None and fabric.broadcast(due):  # the first process's clock decides for all
+            old = time.monotonic() - saved > config.checkpoint_seconds
+            over, due = fabric.broadcast((config.over(progress), first or old))  # the first process's clock decides for all
+            if folder is not None and (over or due):
                 state.save(folder, config, fabric, task)
                 saved = time.monotonic()
             yield record

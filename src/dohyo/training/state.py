@@ -16,7 +16,7 @@ from dohyo.training.processes import gather
 from dohyo.training.tasks import Task
 
 CHECKPOINT = "checkpoint.pt"
-_FREE = {"epochs", "steps", "stop_patience", "device", "max_rows", "checkpoint_seconds", "data_dir", "on_divergence",
+_FREE = {"epochs", "steps", "instance", "stop_patience", "device", "max_rows", "checkpoint_seconds", "data_dir", "on_divergence",
          "max_seconds",
          "test_terms", "test_draws"}  # fmt: skip  # what may change on resume
 
