@@ -276,7 +276,8 @@ def apart(model: object, seed: int) -> Iterator[None]:
     """No gradients, evaluation mode, a seed of its own; all put back afterwards."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]
-    with torch.random.fork_rng(), torch.no_grad():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
         for module in modules:
             module.training = False

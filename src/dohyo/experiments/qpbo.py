@@ -1,5 +1,6 @@
 """Optimisation of binary functions by a policy: the paper's experiment on QPBO, and a black-box optimiser for users."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from dohyo.training.processes import gather
 from dohyo.training.state import State, load_checkpoint
 from dohyo.training.tasks import OnDraws, Record, Task
 
+SCALE_SAMPLES = 1000  # uniform x, for the scale of the rewards
 LAST_SAMPLES = 1000  # of the trained policy, for its mean reward
 
 
@@ -124,7 +126,7 @@ class QPBOConfig(DrawsConfig):
     def rate(self, progress: Progress) -> float:
         return self.learning_rate * (1 - self.restart(progress.step)[1] if self.decay == "linear" else 1.0)
 
-    def objective(self, function: Any, entropy: Any = 0.0, scale: float = 1.0) -> Reinforce:
+    def objective(self, function: Any, entropy: Any = 0.0, scale: Any = 1.0) -> Reinforce:
         latent = self.policy == LatentPolicy.name
         estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost) if latent else None
         encoder = self.encoder if latent else None
@@ -150,7 +152,7 @@ class Best:
     seconds: float = 0.0
     step: int = 0
     clock: float = 0.0
-    started: float = 0.0
+    started: float = field(default_factory=time.monotonic)
     now: int = 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -168,8 +170,12 @@ class Best:
 class Optimise(OnDraws):
     """Steps on samples of the policy, with the entropy's weight by its schedule; the best sample is kept."""
 
-    def __init__(self, best: Best) -> None:
-        self.best, self.entropy, self.restart = best, 0.0, 0
+    def __init__(self, best: Best, scale: float) -> None:
+        self.best, self.scale, self.entropy, self.restart = best, scale, 0.0, 0
+
+    def begin(self, fabric: Fabric, config: Any) -> None:
+        super().begin(fabric, config)
+        self.scale = fabric.broadcast(self.scale)  # a noisy reward gave each process another
 
     def prepare(self, state: State, config: Any) -> None:
         """Begin anew with other first parameters, where a training of several has had its steps; and set the clock."""
@@ -177,7 +183,7 @@ class Optimise(OnDraws):
         restart, _ = config.restart(state.progress.step)
         if restart > self.restart:  # it may be less where --steps was raised: the last training goes on
             self.restart = restart
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(devices=[]):  # parameters are made on the processor
                 state.model.load_state_dict(config.build_policy(self.best.problem.variables, restart).state_dict())
             state.optimiser.state.clear()
 
@@ -219,18 +225,13 @@ class QPBORun(Run[QPBOConfig]):
     def problem(self) -> Reward:
         return self.config.problem()
 
-    @cached_property
-    def scale(self) -> float:
-        """The standard deviation of rewards of uniform x, decided by the seed of nothing: the same for every run."""
-        if not isinstance(self.config.scale, str):
-            return self.config.scale
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randint(2, (1000, self.problem.variables), generator=generator).float()
-        return float(self.problem(x).double().std()) or 1.0
-
     def make_parts(self) -> tuple[nn.Module, Task[Any], Reinforce]:
-        task = Optimise(Best(self.problem))
-        objective = self.config.objective(task.best, lambda: task.entropy, self.scale)
+        if isinstance(self.config.scale, str):  # the number goes into config.yaml: a resumed run keeps it
+            generator = torch.Generator().manual_seed(0)  # the same x for every run of a problem
+            x = torch.randint(2, (SCALE_SAMPLES, self.problem.variables), generator=generator).float()
+            self.config = dataclasses.replace(self.config, scale=float(self.problem(x).double().std()) or 1.0)
+        task = Optimise(Best(self.problem), float(self.config.scale))
+        objective = self.config.objective(task.best, lambda: task.entropy, lambda: task.scale)
         return self.config.build_policy(self.problem.variables), task, objective
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
@@ -258,7 +259,7 @@ class QPBORun(Run[QPBOConfig]):
             "evaluations_to_best": best["step"] * config.batch_size,
             "problem": problem.name,
             "variables": problem.variables,
-            "reward_scale": self.scale,
+            "reward_scale": self.parts[1].scale,  # type: ignore[attr-defined]
             "entropy": config.entropy,
             "restarts": config.restarts,
             "policy": config.policy,

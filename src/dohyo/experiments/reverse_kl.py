@@ -98,8 +98,10 @@ class ReverseKLConfig(DrawsConfig):
 class TowardsTarget(OnDraws):
     """Steps on draws of the model, and the true divergence at each check."""
 
-    def __init__(self, log_target: Target, bound: bool) -> None:
-        self.target, self.bound, self.diverged, self.steps = log_target, bound, 0, 0
+    def __init__(self, log_target: Target, objective: ReverseKL) -> None:
+        self.target, self.shared = log_target, objective.shared
+        self.bound = objective.estimator.target_terms != math.inf
+        self.diverged = self.steps = 0
 
     def batches(self, config: DrawsConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         self.steps = 0  # fewer than check_every in a short last epoch
@@ -114,7 +116,8 @@ class TowardsTarget(OnDraws):
         if estimate == -math.inf:
             raise ValueError(f"the training estimate is -inf: {self.target.name} was +inf at a draw; {_KEPT}")
         finite = math.isfinite(square)  # it is not where the target's density is zero at a draw
-        stderr = math.sqrt(max(0.0, square - estimate**2) / (config.batch_size * self.steps)) if finite else math.inf
+        count = self.steps * (1 if self.shared else config.batch_size)
+        stderr = math.sqrt(max(0.0, square - estimate**2) / count) if finite else math.inf
         warnings = [*found.warnings, *astray(found, estimate, stderr, self.bound)]
         self.diverged = self.diverged + 1 if warnings else 0
         numbers = {key: value for key, value in dataclasses.asdict(found).items() if key != "warnings"}
@@ -153,7 +156,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             first = model.sample(64)
         check(self.target, first)
         objective = config.objective(self.target)
-        return model, TowardsTarget(self.target, objective.estimator.target_terms != math.inf), objective
+        return model, TowardsTarget(self.target, objective), objective
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
         config, model, log_target = self.config, self.parts[0], self.target
@@ -162,6 +165,8 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         found = divergence(draws, log_target.log_normaliser)
         estimator = self.parts[2].estimator  # type: ignore[attr-defined]
         records = read_records(self.folder)
+        if not records:
+            raise ValueError(f"{self.folder}: has no metrics.jsonl any more; put it back, or start a new run")
         last = records[-1]
         shift = log_target.log_normaliser or 0.0
         estimate, stderr = (math.inf if last[key] is None else last[key] for key in ("estimate", "estimate_stderr"))
@@ -172,6 +177,9 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         diverged = bool(warnings)
         if outside := int((draws.log_target == -math.inf).sum()):
             warnings.append(f"the target's density is zero at {outside} of {len(draws.x)} draws: the reverse KL is infinite")
+        unsure = found.above - found.by_encoder
+        if not diverged and unsure > 0.1:
+            warnings.append(f"log p(x) is known only to within {unsure:.2g} nats: the reverse KL may be that much higher")
         if fabric.is_global_zero:
             from dohyo.plots.densities import plot_density_run
 
@@ -184,6 +192,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             "training_estimate": last["estimate"],
             "training_estimate_stderr": last["estimate_stderr"],
             "diverged": diverged,
+            "reverse_kl_above": None if found.reverse_kl is None else found.above + shift,
             "by_encoder": found.by_encoder,
             "by_prior": found.by_prior,
             "above": found.above,

@@ -130,7 +130,7 @@ class Run(ABC, Generic[C]):
             "versions": versions(),
         })  # fmt: skip
         if fabric.is_global_zero:
-            for leftover in self.folder.glob(".checkpoint-*"):  # of a kill while writing
+            for leftover in self.folder.glob(".*-????????.*"):  # of a kill while writing
                 leftover.unlink()
             write_json(self.folder / RESULT, result)  # last: it says that the run is finished
         return dict(result)

@@ -27,7 +27,7 @@ class Reinforce:
     estimator: Estimator | None
     reward: Callable[[Tensor], Tensor]
     entropy: Callable[[], float]
-    scale: float
+    scale: Callable[[], float]
     encoder: str
     shared: bool
     leave_one_out: bool
@@ -44,7 +44,7 @@ class Reinforce:
         with torch.no_grad():
             z, x = policy.draw(len(index))
         rewards, entropy = self.reward(x), self.entropy()
-        earned = rewards.double() / self.scale
+        earned = rewards.double() / self.scale()
         encoder = "same" if self.encoder == "sleep" else self.encoder
         source = source_of(policy, x, encoder)
         count = 2 if entropy > 0 else 1
@@ -65,7 +65,7 @@ class Reinforce:
     def _exact(self, policy: Any, x: Tensor) -> Losses:
         log_px = policy.log_prob(x)
         rewards, entropy = self.reward(x), self.entropy()
-        gain = self._centred(rewards.double() / self.scale - entropy * log_px.detach().double())
+        gain = self._centred(rewards.double() / self.scale() - entropy * log_px.detach().double())
         theta = -(gain.to(log_px.dtype) * log_px).mean()
         return Losses(theta, theta, log_px.detach(), {"reward": rewards, "entropy": -log_px.detach()})
 
@@ -84,7 +84,7 @@ def reinforce(
     encoder: str | None = None,
     *,
     entropy: float | Callable[[], float] = 0.0,
-    scale: float = 1.0,
+    scale: float | Callable[[], float] = 1.0,
     baseline: str = "leave-one-out",
     k_draw: str = "datum",
 ) -> Reinforce:
@@ -96,7 +96,7 @@ def reinforce(
         encoder: "sleep" (the default for unbiased estimators), "dreg", "iwae" or "variance"; "same" (the default for
             bounds) lets phi follow theta's objective.
         entropy: lambda, on the scale of the scaled reward; a function where it changes in training.
-        scale: What rewards are divided by.
+        scale: What rewards are divided by; a function where it is known only when training begins.
         baseline: "leave-one-out" or "none".
         k_draw: "datum", one K for each sample, or "batch".
 
@@ -111,10 +111,11 @@ def reinforce(
     if estimator is not None:
         encoder = encoder or ("sleep" if estimator.target_terms == math.inf else "same")
         check_choices(estimator, encoder, k_draw, DRAWN_ENCODERS)
-    if not scale > 0 or not math.isfinite(scale):
+    if not callable(scale) and not 0 < scale < math.inf:
         raise ValueError(f"scale is {scale}; it must be positive and finite")
     if not callable(entropy) and not 0 <= entropy < math.inf:
         raise ValueError(f"entropy is {entropy}; it must be finite and not negative")
     weight = entropy if callable(entropy) else lambda: entropy
+    divisor = scale if callable(scale) else lambda: scale
     shared = k_draw == "batch"
-    return Reinforce(estimator, reward, weight, scale, encoder or "same", shared, baseline == "leave-one-out")
+    return Reinforce(estimator, reward, weight, divisor, encoder or "same", shared, baseline == "leave-one-out")

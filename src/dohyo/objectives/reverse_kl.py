@@ -59,7 +59,8 @@ class ReverseKL:
         else:
             phi = theta
         estimate = weighed.log_px - log_target.detach()
-        numbers = {"estimate": estimate, "estimate_square": estimate.square()}
+        whole = estimate.mean().expand_as(estimate) if self.shared else estimate  # with one K the draws of a step are as one
+        numbers = {"estimate": estimate, "estimate_square": whole.square()}
         return Losses(theta, phi, weighed.iwae - log_target.detach(), numbers)
 
     def _options(self) -> dict[str, bool]:

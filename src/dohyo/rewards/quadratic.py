@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dohyo.rewards.known import best_known
+from dohyo.rewards.lines import LARGEST
 from dohyo.rewards.reward import Reward
 
 _EXACT = 2.0**52  # float64 holds whole numbers up to 2^53; the rest is for rounding in the test itself
@@ -120,8 +121,8 @@ def random_qpbo(variables: int, seed: int) -> Quadratic:
         >>> float(reward(torch.zeros(1, 100)))
         0.0
     """
-    if variables < 1:
-        raise ValueError(f"variables is {variables}; it must be at least 1")
+    if not 1 <= variables <= LARGEST:
+        raise ValueError(f"variables is {variables}; it must be from 1 to {LARGEST:,}: the weights are kept as a dense matrix")
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(variables, variables, generator=generator, dtype=torch.float64)
     return Quadratic((2 * uniform - 1).triu(), name=f"random QPBO of {variables} variables, seed {seed}")

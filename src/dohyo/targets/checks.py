@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dohyo.targets.target import Target, what
+from dohyo.targets.target import Target, check_shape, what
 
 
 def check(target: Target, x: Tensor) -> None:
@@ -32,7 +32,7 @@ def check(target: Target, x: Tensor) -> None:
         try:
             log_p = target(x)
         except Exception as error:  # a user's target may raise anything
-            if isinstance(error, ValueError) and str(error).startswith(f"{target.name} raised "):
+            if isinstance(error, ValueError) and str(error).startswith((f"{target.name} raised ", f"{target.name} gave ")):
                 raise  # `Custom` has said so
             raise ValueError(f"{target.name} raised {_line(error)} at x {tuple(x.shape)}") from error
         _check_value(target.name, log_p, x)
@@ -54,11 +54,8 @@ def _check_call(name: str, method: str, call: Callable[[], object]) -> None:
 
 
 def _check_value(name: str, log_p: object, x: Tensor) -> None:
-    needed = f"it must be ({len(x)},), one log-density for each row of x {tuple(x.shape)}"
-    if not isinstance(log_p, Tensor):
-        raise ValueError(f"{name} gave {what(log_p)}; it must be a tensor ({len(x)},), one log-density for each row of x")
-    if log_p.shape != (len(x),):
-        raise ValueError(f"{name} gave {what(log_p)}; {needed}: sum over x's last axis alone, as in .sum(-1)")
+    check_shape(name, log_p, x)
+    assert isinstance(log_p, Tensor)
     if not log_p.is_floating_point():
         raise ValueError(f"{name} gave {what(log_p)}; log-densities must be floating-point numbers, with a gradient")
     if log_p.device != x.device:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dohyo.targets.target import Target, Window, same_dimension, what, whole
+from dohyo.targets.target import Target, Window, check_shape, same_dimension, what, whole
 
 
 class Custom(Target):
@@ -43,10 +43,12 @@ class Custom(Target):
 
     def __call__(self, x: Tensor) -> Tensor:
         try:
-            return self.function(x)
+            log_p = self.function(x)
         except Exception as error:  # a user's function may raise anything, at the first draws or after an hour
             line = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(f"{self.name} raised {line} at x {tuple(x.shape)}") from error
+        check_shape(self.name, log_p, x)
+        return log_p
 
     @property
     def log_normaliser(self) -> float | None:

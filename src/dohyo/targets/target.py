@@ -72,6 +72,15 @@ def what(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def check_shape(name: str, log_p: object, x: Tensor) -> None:
+    """A ValueError unless `log_p` is one number for each row of x."""
+    needed = f"it must be ({len(x)},), one log-density for each row of x {tuple(x.shape)}"
+    if not isinstance(log_p, Tensor):
+        raise ValueError(f"{name} gave {what(log_p)}; it must be a tensor ({len(x)},), one log-density for each row of x")
+    if log_p.shape != (len(x),):
+        raise ValueError(f"{name} gave {what(log_p)}; {needed}: sum over x's last axis alone, as in .sum(-1)")
+
+
 def positive(**values: float) -> None:
     """A ValueError unless all of these are finite and more than 0."""
     for name, value in values.items():

@@ -136,7 +136,10 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: has no {CHECKPOINT} yet; train it first (--resume {folder})")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        checkpoint["numbers"], checkpoint["noise"], checkpoint["best"], checkpoint["config"]
+        numbers, noise, _, _ = (checkpoint[key] for key in ("numbers", "noise", "best", "config"))
+        older = set(numbers) != {f.name for f in dataclasses.fields(Progress)} or "task" not in noise[0]
     except Exception as error:
         raise ValueError(f"{path}: is not a checkpoint of dohyo, or is damaged ({type(error).__name__})") from error
+    if older:
+        raise ValueError(f"{path}: was made by another version of dohyo; start a new run, or go on with the version that made it")
     return dict(checkpoint)
