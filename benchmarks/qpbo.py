@@ -3,9 +3,8 @@
 Three parts, each a list of runs in folders of their own, so that a study that was stopped goes on where it was:
 `library`, OR-Library's problems with the latent policy, at most so many seconds each (files in $DOHYO_DATA/qubo); `entropy`,
 policies with and without entropy regularisation on a random problem as the paper's with 100 variables, three seeds (NADE
-stands for the autoregressive ones, for a GRU would take an hour); `figure`,
-the paper's figure at 500 variables: every policy for the same wall-clock time, with and without entropy. Run as
-`python -m benchmarks.qpbo --part library`.
+stands for the autoregressive ones, for a GRU would take an hour); `figure`, the paper's figure at 500 variables: every policy
+for the same wall-clock time, with and without entropy, three seeds. Run as `python -m benchmarks.qpbo --part library`.
 """
 
 import argparse
@@ -71,27 +70,30 @@ def entropy(work: Path) -> dict[str, Any]:
             both = {"learning_rate": 1e-3, "epsilon": 1e-8, "steps": 2000, "check_every": 50, "variables": 100} | options
             both |= {"entropy": weight, "entropy_decay": "linear"}
             name = f"{label}, entropy {weight}"
-            folders = [work / f"{name} seed {seed}".replace(" ", "_").replace(",", "") for seed in range(3)]
-            runs = [run(folder, both | {"seed": seed}) for seed, folder in enumerate(folders)]
-            best = [each["result"]["best_reward"] for each in runs]
-            mean = [each["result"]["mean_reward"] for each in runs]
-            found[name] = {"runs": runs, "best_mean": statistics.fmean(best), "best_sd": statistics.stdev(best),
-                           "mean_reward_mean": statistics.fmean(mean), "mean_reward_sd": statistics.stdev(mean)}  # fmt: skip
-            curves[name] = [read_records(folder) for folder in folders]
+            found[name], curves[name] = seeds(work, name, both)
     return {"found": found, "curves": curves}
 
 
 def figure(work: Path, seconds: float) -> dict[str, Any]:
-    """500 variables, every policy for the same time."""
+    """500 variables, every policy for the same time, three seeds."""
+    common = {"learning_rate": 3e-3, "epsilon": 1e-8, "steps": 1_000_000, "check_every": 5, "variables": 500}
     found, curves = {}, {}
-    for label, options in POLICIES.items():
-        for weight in (0.0, 0.02):
-            both = {"learning_rate": 1e-3, "epsilon": 1e-8, "steps": 1_000_000, "check_every": 5, "variables": 500} | options
-            name = f"{label}, entropy {weight}"
-            folder = work / f"500 {name}".replace(" ", "_").replace(",", "")
-            found[name] = run(folder, both | {"entropy": weight, "max_seconds": seconds})
-            curves[name] = [read_records(folder)]
+    for weight in (0.0, 0.02):
+        for label, options in POLICIES.items():
+            both = common | options | {"entropy": weight, "max_seconds": seconds}
+            found[f"{label}, entropy {weight}"], curves[f"{label}, entropy {weight}"] = seeds(work, f"500 {label} {weight}", both)
     return {"found": found, "curves": curves}
+
+
+def seeds(work: Path, name: str, options: dict[str, Any]) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+    """Three runs with their mean and spread, and their curves."""
+    folders = [work / f"{name} seed {seed}".replace(" ", "_").replace(",", "") for seed in range(3)]
+    runs = [run(folder, options | {"seed": seed}) for seed, folder in enumerate(folders)]
+    found: dict[str, Any] = {"runs": runs}
+    for key in ("best_reward", "mean_reward"):
+        values = [each["result"][key] for each in runs]
+        found |= {f"{key}_mean": statistics.fmean(values), f"{key}_sd": statistics.stdev(values)}
+    return found, [read_records(folder) for folder in folders]
 
 
 def main() -> None:

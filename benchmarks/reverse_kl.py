@@ -1,9 +1,10 @@
-"""What a bound does to reverse KL, and what an unbiased estimate does: the paper's experiment on the funnel, in minutes to hours.
+"""What a bound does to reverse KL, and what an unbiased estimate does: the paper's experiment on the funnel, in an hour or two.
 
 Three parts, each a list of runs in folders of their own, so that a study that was stopped goes on where it was:
 `defaults`, the unbiased estimators at cost 15 with the command's defaults, three seeds; `curves`, every estimator at costs 5,
-15 and 50 (minimax IWAE at 200, too), 3,000 or 1,500 steps, one seed, none stopped where it diverges; `paths`, what dropping parts of the gradient saves, as the
-variance and the time of theta's gradient near the optimum. Run as `python -m benchmarks.reverse_kl`; --part names one.
+15 and 50 (and minimax IWAE at 200), 3,000 or 1,500 steps, one seed, none stopped where it diverges; `paths`, what dropping
+parts of the gradient saves, as the variance and the time of theta's gradient at a trained model. Run as
+`python -m benchmarks.reverse_kl`; --part names one.
 """
 
 import argparse

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from dohyo import bounds
 from dohyo.bounds import leave_one_out_differences, leave_out_mean, prefix_log_mean, tree_means
 
 
@@ -66,3 +67,20 @@ def test_tree_means() -> None:
             size = 3 << level
             expected = (own.reshape(2, -1, size).logsumexp(-1) - math.log(size)).mean(-1)
             torch.testing.assert_close(table[:, level, depth], expected)
+
+
+def test_cells_made_again_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First and second derivatives, with the table kept and with it made again in the backward pass, in several slices."""
+    log_w = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def derivatives() -> list[torch.Tensor]:
+        found = leave_one_out_differences(log_w, 2)
+        (first,) = torch.autograd.grad(found.square().sum(), log_w, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), log_w)
+        return [found, first, second]
+
+    kept = derivatives()
+    monkeypatch.setattr(bounds, "_KEPT_CELLS", 0)
+    monkeypatch.setattr(bounds, "_CELLS", 40)
+    for one, other in zip(kept, derivatives(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-14)

@@ -7,6 +7,7 @@ at ties too. `torch.logcumsumexp` is not used: its second derivative is NaN wher
 from functools import lru_cache
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 # What stands for log 0 after a row has been shifted to have maximum 0: low enough that exp() of it is exactly 0 beside any
 # real weight, high enough that log 2 added to it is not lost.
 FLOOR = -1e12
+_KEPT_CELLS = 2**24  # beyond so many in all, the backward pass makes them again
 _CELLS = 2**22  # most cells of one temporary in the pairwise part of `leave_one_out_differences`
 
 
@@ -57,7 +59,8 @@ def leave_one_out_differences(log_w: Tensor, first: int) -> Tensor:
     Each term is at most log 2 for every weight but the largest of the prefix, whose rest is carried as a sum of its own:
     whenever a new maximum arrives the old one joins the rest, else the newcomer does. So only a table of
     log1p(-w_i / S_k) over pairs is needed: up to width^2 cells for each datum, made in slices of bounded size; autograd, if
-    asked, keeps 16 bytes of each. At width 2,000 one datum takes about 0.1 s of a core; times and peak memory, with and
+    asked, keeps 16 bytes of each, or from a few million cells on makes them again in the backward pass, so that memory stays
+    bounded where a rare K is huge. At width 2,000 one datum takes about 0.1 s of a core; times and peak memory, with and
     without the backward pass, are in `results/throughput.json`.
     """
     width = log_w.shape[-1]
@@ -65,18 +68,43 @@ def leave_one_out_differences(log_w: Tensor, first: int) -> Tensor:
     loser = torch.where(log_w[:, 1:] >= top[:, :-1], top[:, :-1], log_w[:, 1:])
     rest = prefix_log_sum(torch.cat([torch.full_like(log_w[:, :1], FLOOR), loser], -1))
     total = log_add(top, rest)
-    index = torch.arange(width, device=log_w.device)
+    again = log_w.requires_grad and log_w.numel() * width > _KEPT_CELLS
     slices = []
     step = max(1, _CELLS // max(1, log_w.numel()))
-    for begin in range(first - 1, width, step):
-        end = min(begin + step, width)
-        own = slice(begin, end)
-        counted = (index[:end] <= index[own, None]) & (index[:end] != where_top[:, own, None])
-        ratio = torch.where(counted, log_w[:, None, :end] - total[:, own, None], -torch.inf).exp()
-        slices.append((-ratio).log1p().sum(-1))
-    others = torch.cat(slices, -1) if slices else total[:, :0]
+    for begin in reversed(range(first - 1, width, step)):  # the largest first: the others then fit into the memory it leaves
+        arguments = (log_w, total, where_top, begin, min(begin + step, width))
+        slices.append(_MadeAgain.apply(*arguments) if again else _without_each(*arguments))  # type: ignore[no-untyped-call]
+    others = torch.cat(slices[::-1], -1) if slices else total[:, :0]
     k = _integers(first, width + 1, log_w)
     return (-1 / k).log1p() - (others + (rest - total)[:, first - 1 :]) / k
+
+
+def _without_each(log_w: Tensor, total: Tensor, where_top: Tensor, begin: int, end: int) -> Tensor:
+    """The sum of log1p(-w_i / S_k) over i <= k but for the largest, for k = begin + 1, ..., end."""
+    own, index = slice(begin, end), torch.arange(end, device=log_w.device)
+    counted = (index <= index[own, None]) & (index != where_top[:, own, None])
+    ratio = torch.where(counted, log_w[:, None, :end] - total[:, own, None], -torch.inf).exp()
+    return (-ratio).log1p().sum(-1)
+
+
+class _MadeAgain(torch.autograd.Function):
+    """`_without_each`, of which nothing is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, log_w: Tensor, total: Tensor, where_top: Tensor, begin: int, end: int) -> Tensor:
+        ctx.save_for_backward(log_w, total, where_top)
+        ctx.ends = begin, end
+        return _without_each(log_w, total, where_top, begin, end)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        log_w, total, where_top = ctx.saved_tensors
+        twice = torch.is_grad_enabled()  # a second derivative is wanted: then the graph must reach the arguments themselves
+        with torch.enable_grad():
+            views = (log_w.view_as(log_w), total.view_as(total))  # total comes from log_w, which would count twice
+            log_w, total = views if twice else (view.detach().requires_grad_() for view in views)
+            found = _without_each(log_w, total, where_top, *ctx.ends)
+        return *torch.autograd.grad(found, (log_w, total), gradients[0], create_graph=twice), None, None, None
 
 
 def leave_out_mean(log_w: Tensor, left_out: int) -> Tensor:
