@@ -113,7 +113,10 @@ def test_a_lost_encoder_is_found(dimension: int) -> None:
 
 def test_too_few_samples_of_the_prior_are_no_fault_of_the_encoder() -> None:
     few = draw(Linear(2), Custom(lambda x: -x.square().sum(-1) / 4, 2), n=300, terms=50, prior_terms=1)
-    (line,) = divergence(few).warnings
+    assert divergence(few).by_prior < divergence(few).by_encoder - 1
+    assert not divergence(few).warnings  # log p(x) is known from both sides
+    unsure = dataclasses.replace(few, above=few.by_encoder + 0.5)
+    (line,) = divergence(unsure).warnings
     assert "too few" in line
     many = draw(Linear(30), gaussian(30), n=300, terms=50, prior_terms=100)
     found = divergence(many, 15 * math.log(4 * math.pi))

@@ -182,8 +182,8 @@ def test_best_x_is_the_best_sample_of_the_policy(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(LatentPolicy, "draw", spy)
     found = train(tmp_path / "a", variables=30, instance_seed=4, steps=17, check_every=5, entropy=0.1)
     assert found is not None
-    x = torch.cat(seen)
-    assert len(x) == found["evaluations"] == 340
+    x = torch.cat(seen)[:340]  # the rest are of the trained policy, for its mean reward
+    assert found["evaluations"] == 340
     rewards = problem(x)
     top = int(rewards.argmax())
     assert x[top].int().tolist() == found["best_x"]
@@ -273,7 +273,7 @@ def test_schedules_of_entropy_and_learning_rate() -> None:
     config = QPBOConfig(variables=5, steps=100, entropy=0.4, entropy_decay="linear", decay="linear", restarts=2)
     assert [config.entropy_at(step) for step in (0, 25, 50, 75)] == pytest.approx([0.4, 0.2, 0.4, 0.2])
     assert [config.rate(Progress(step=step)) for step in (0, 25, 50)] == pytest.approx([1e-3, 5e-4, 1e-3])
-    task, progress, seen = Optimise(Best(random_qpbo(5, seed=0))), Progress(), []
+    task, progress, seen = Optimise(Best(random_qpbo(5, seed=0)), scale=1.0), Progress(), []
     while progress.step < 100:
         steps = 0
         for _ in task.batches(config, progress, torch.Generator()):
@@ -571,3 +571,23 @@ def test_a_reward_that_fails_later(bad: Path, monkeypatch: pytest.MonkeyPatch, c
     assert error.count("\n") == 1
     assert "returned inf for row 1 (20 rows are not finite)" in error
     assert load_checkpoint(bad / "late")["numbers"]["step"] > 0
+
+
+def test_the_scale_of_a_noisy_reward_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is measured once, and a resumed run goes on with the number in config.yaml."""
+    (tmp_path / "noisy.py").write_text("import torch\ndef noisy(x):\n    return x.sum(-1) + torch.randn(len(x))\n")
+    monkeypatch.chdir(tmp_path)
+    command = ["qpbo", "--reward", "noisy:noisy", "--variables", "5", "--policy", "independent", "--device", "cpu"]
+    assert main([*command, "--steps", "4", "--out", "a"]) == 0
+    assert main(["qpbo", "--resume", "a", "--steps", "8"]) == 0, capsys.readouterr().err
+    assert result(tmp_path / "a")["reward_scale"] == yaml.safe_load((tmp_path / "a/config.yaml").read_text())["scale"]
+
+
+def test_lost_parameters_end_the_run_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["qpbo", "--variables", "6", "--learning-rate", "1e37", "--device", "cpu", "--entropy", "0.1"]
+    assert main([*command, "--steps", "20", "--check-every", "5", "--out", str(tmp_path / "a")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "NaN" in error

@@ -197,3 +197,12 @@ def test_bad_configs() -> None:
     for options in ({"epochs": 0}, {"learning_rate": -1.0}, {"clip_decoder": 0.0}, {"lr_factor": 1.5}):
         with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
             LoopConfig(**options)
+
+
+def test_a_checkpoint_of_another_version_is_named(digits: Dataset, tmp_path: Path) -> None:
+    list(fit(small(), digits, maximum_likelihood(IWAE(2)), LoopConfig(epochs=1, device="cpu"), tmp_path))
+    checkpoint = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    checkpoint["numbers"]["best_nll"] = checkpoint["numbers"].pop("best_score")
+    torch.save(checkpoint, tmp_path / CHECKPOINT)
+    with pytest.raises(ValueError, match="another version of dohyo"):
+        load_checkpoint(tmp_path)

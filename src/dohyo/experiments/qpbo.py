@@ -90,6 +90,8 @@ class QPBOConfig(DrawsConfig):
             raise ValueError(f"restarts is {self.restarts}, more than the {self.steps} steps; each training needs one at least")
         if isinstance(self.scale, str) and self.scale != "auto":
             raise ValueError(f"scale is {self.scale!r}; it must be a number or auto")
+        if not isinstance(self.scale, str) and not 0 < self.scale < math.inf:
+            raise ValueError(f"scale is {self.scale}; it must be positive and finite")
         if self.instance is not None:
             self.instance = self.instance.resolve()
         if (self.instance is not None) + (self.reward is not None) + (self.instance_seed != 0) > 1:
@@ -224,6 +226,10 @@ class QPBORun(Run[QPBOConfig]):
     @cached_property
     def problem(self) -> Reward:
         return self.config.problem()
+
+    def write_config(self) -> None:
+        _ = self.parts  # which put a number in the place of scale auto
+        super().write_config()
 
     def make_parts(self) -> tuple[nn.Module, Task[Any], Reinforce]:
         if isinstance(self.config.scale, str):  # the number goes into config.yaml: a resumed run keeps it
