@@ -112,8 +112,8 @@ def main() -> None:
         return
     made = entropy(options.work) if options.part == "entropy" else figure(options.work, options.seconds)
     name = {"entropy": "qpbo_entropy", "figure": "qpbo_500"}[options.part]
-    save(options.out / f"{name}.json", {"runs": made["found"]} | environment())
-    plot_reward_curves(made["curves"], options.out / f"{name}.png")
+    save(options.out / f"{name}_runs.json", {"runs": made["found"]} | environment())
+    plot_reward_curves(made["curves"], options.out / f"{name}_curves.png")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from dohyo.training.state import load_checkpoint
 
 from benchmarks.weights import environment, save
 
-RECORDED = ("step", "estimate", "estimate_stderr", "reverse_kl", "stderr", "by_encoder", "by_prior", "above", "diverged",
-            "seconds")  # fmt: skip
+RECORDED = ("step", "estimate", "estimate_stderr", "objective", "reverse_kl", "stderr", "by_encoder", "by_prior", "above",
+            "diverged", "seconds")  # fmt: skip
 
 
 def curve_runs() -> dict[str, dict[str, Any]]:
@@ -114,7 +114,7 @@ def main() -> None:
         save(options.out / "funnel_defaults.json", {"runs": collect(default_runs(), options.work)} | environment())
     if "curves" in wanted:
         runs = collect(curve_runs(), options.work)
-        save(options.out / "funnel_curves.json", {"runs": runs} | environment())
+        save(options.out / "funnel_runs.json", {"runs": runs} | environment())
         draw(runs, options.work, options.out)
     if "paths" in wanted:
         save(options.out / "reverse_kl_paths.json", {"gradients": paths(options.work)} | environment())
