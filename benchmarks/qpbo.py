@@ -22,8 +22,10 @@ from dohyo.training.processes import launch
 
 from benchmarks.weights import environment, save
 
-LATENT = {"policy": "latent", "estimator": "sumo", "cost": 5.0}
-FAST = {"learning_rate": 5e-3, "epsilon": 1e-8, "entropy": 0.02, "entropy_decay": "linear"}
+ANNEALED = {"policy": "latent", "epsilon": 1e-8, "entropy_decay": "linear"}
+SMALL = ANNEALED | {"estimator": "sumo", "cost": 5.0, "learning_rate": 5e-3, "entropy": 0.02, "steps": 400_000, "restarts": 1000,
+                    "check_every": 200}  # fmt: skip
+LARGE = ANNEALED | {"estimator": "multilevel-rr", "cost": 8.0, "learning_rate": 1e-3, "entropy": 0.05, "steps": 2500}
 POLICIES: dict[str, dict[str, Any]] = {
     "latent, SUMO": {"policy": "latent", "estimator": "sumo"},
     "latent, IWAE": {"policy": "latent", "estimator": "iwae"},
@@ -47,16 +49,14 @@ def run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     return {"options": {key: v.name if isinstance(v, Path) else v for key, v in options.items()}, "result": found}
 
 
-def library(work: Path, size: int, seconds: float, policy: str) -> dict[str, Any]:
-    """The problems of one file with restarts, until the time is over."""
+def library(work: Path, size: int, seconds: float) -> dict[str, Any]:
+    """The problems of one file with the latent policy: small ones in many short trainings, large ones in one."""
     path = Path(os.environ["DOHYO_DATA"]) / "qubo" / f"bqp{size}.txt"
     found = {}
     for index in range(1, 6):
-        per, count = (400, 1000) if policy == "latent" else (300, 100_000)
-        own = LATENT | FAST if policy == "latent" else {"policy": policy} | FAST | {"learning_rate": 0.1, "entropy": 0.05}
-        own = own | {"steps": per * count, "restarts": count, "check_every": per // 2, "max_seconds": seconds}
-        name = f"bqp{size}.{index} {policy}"
-        found[name] = run(work / name.replace(" ", "_"), own | {"instance": path, "index": index})
+        name = f"bqp{size}.{index} latent"
+        own = SMALL if size <= 100 else LARGE
+        found[name] = run(work / name.replace(" ", "_"), own | {"instance": path, "index": index, "max_seconds": seconds})
     return found
 
 
@@ -76,7 +76,7 @@ def entropy(work: Path) -> dict[str, Any]:
 
 def figure(work: Path, seconds: float) -> dict[str, Any]:
     """500 variables, every policy for the same time, three seeds."""
-    common = {"learning_rate": 3e-3, "epsilon": 1e-8, "steps": 1_000_000, "check_every": 5, "variables": 500}
+    common = {"learning_rate": 1e-3, "epsilon": 1e-8, "steps": 1_000_000, "check_every": 5, "variables": 500}
     found, curves = {}, {}
     for weight in (0.0, 0.02):
         for label, options in POLICIES.items():
@@ -101,14 +101,13 @@ def main() -> None:
     parser.add_argument("--part", choices=("library", "entropy", "figure"), required=True)
     parser.add_argument("--size", type=int, default=100, help="of the problems of `library`: 50, 100, 250 or 500 variables")
     parser.add_argument("--seconds", type=float, default=180.0, help="for each problem of `library`, each policy of `figure`")
-    parser.add_argument("--policy", default="latent", help="of `library`")
     parser.add_argument("--work", type=Path, default=Path("runs/qpbo"), help="the folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if options.part == "library":
-        found = library(options.work, options.size, options.seconds, options.policy)
-        save(options.out / f"qpbo_bqp{options.size}_{options.policy}.json", {"runs": found} | environment())
+        found = library(options.work, options.size, options.seconds)
+        save(options.out / f"qpbo_bqp{options.size}.json", {"runs": found} | environment())
         return
     made = entropy(options.work) if options.part == "entropy" else figure(options.work, options.seconds)
     name = {"entropy": "qpbo_entropy", "figure": "qpbo_500"}[options.part]

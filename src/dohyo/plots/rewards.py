@@ -37,7 +37,7 @@ def plot_reward_curves(runs: Mapping[str, Records | Sequence[Records]], path: Pa
     if not runs:
         raise ValueError("there are no runs to plot; give at least one, such as {'latent': records}")
     curves = {name: [_read(records, name) for records in _seeds(given)] for name, given in runs.items()}
-    figure = Figure(figsize=(13, 4.4 + 0.25 * (len(curves) > 1)), layout="constrained")
+    figure = Figure(figsize=(13, 4.4 + 0.1 * (len(curves) if len(curves) > 1 else 0)), layout="constrained")
     by_step, by_second, entropy = figure.subplots(1, 3)
     by_second.sharey(by_step)
     for seeds, colour in zip(curves.values(), _colours(len(curves)), strict=True):
@@ -150,7 +150,9 @@ def _legend(figure: Figure, curves: Mapping[str, list[Any]], best_known: float |
         label = name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds"
         names.append(Line2D([], [], color=colour, linewidth=2.5, label=label))
     if len(curves) > 1:
-        figure.legend(handles=names, loc="outside upper center", ncols=min(len(names), 6), frameon=False, fontsize=_SMALL + 2)
+        longest = max(len(str(handle.get_label())) for handle in names)
+        columns = max(1, min(len(names), 6, 150 // (longest + 6)))  # about 150 letters go into the picture's width
+        figure.legend(handles=names, loc="outside upper center", ncols=columns, frameon=False, fontsize=_SMALL + 2)
     else:
         figure.suptitle(str(names[0].get_label()), fontsize=_SMALL + 3)
     figure.legend(handles=kinds, loc="outside lower center", ncols=4, frameon=False, fontsize=_SMALL + 1)
