@@ -2,9 +2,9 @@
 
 Three parts, each a list of runs in folders of their own, so that a study that was stopped goes on where it was:
 `library`, OR-Library's problems with the latent policy, at most so many seconds each (files in $DOHYO_DATA/qubo); `entropy`,
-policies with and without entropy regularisation on a random problem as the paper's with 100 variables, three seeds (NADE
+policies with and without entropy regularisation on a random problem as the paper's with 100 variables (NADE
 stands for the autoregressive ones, for a GRU would take an hour); `figure`, the paper's figure at 500 variables: every policy
-for the same wall-clock time, with and without entropy, three seeds. Run as `python -m benchmarks.qpbo --part library`.
+for the same wall-clock time, with and without entropy. Run as `python -m benchmarks.qpbo --part library`.
 """
 
 import argparse
@@ -60,8 +60,8 @@ def library(work: Path, size: int, seconds: float) -> dict[str, Any]:
     return found
 
 
-def entropy(work: Path) -> dict[str, Any]:
-    """Policies with and without entropy, three seeds, 2,000 steps each, one and the same random problem."""
+def entropy(work: Path, count: int) -> dict[str, Any]:
+    """Policies with and without entropy, 2,000 steps each, one and the same random problem."""
     found, curves = {}, {}
     for label, options in POLICIES.items():
         if label == "GRU":
@@ -70,29 +70,30 @@ def entropy(work: Path) -> dict[str, Any]:
             both = {"learning_rate": 1e-3, "epsilon": 1e-8, "steps": 2000, "check_every": 50, "variables": 100} | options
             both |= {"entropy": weight, "entropy_decay": "linear"}
             name = f"{label}, entropy {weight}"
-            found[name], curves[name] = seeds(work, name, both)
+            found[name], curves[name] = seeds(work, name, both, count)
     return {"found": found, "curves": curves}
 
 
-def figure(work: Path, seconds: float) -> dict[str, Any]:
-    """500 variables, every policy for the same time, three seeds."""
+def figure(work: Path, seconds: float, count: int) -> dict[str, Any]:
+    """500 variables, every policy for the same time."""
     common = {"learning_rate": 1e-3, "epsilon": 1e-8, "steps": 1_000_000, "check_every": 5, "variables": 500}
     found, curves = {}, {}
     for weight in (0.0, 0.02):
         for label, options in POLICIES.items():
             both = common | options | {"entropy": weight, "max_seconds": seconds}
-            found[f"{label}, entropy {weight}"], curves[f"{label}, entropy {weight}"] = seeds(work, f"500 {label} {weight}", both)
+            name = f"{label}, entropy {weight}"
+            found[name], curves[name] = seeds(work, f"500 {label} {weight}", both, count)
     return {"found": found, "curves": curves}
 
 
-def seeds(work: Path, name: str, options: dict[str, Any]) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """Three runs with their mean and spread, and their curves."""
-    folders = [work / f"{name} seed {seed}".replace(" ", "_").replace(",", "") for seed in range(3)]
+def seeds(work: Path, name: str, options: dict[str, Any], count: int) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+    """Runs with their mean and spread, and their curves."""
+    folders = [work / f"{name} seed {seed}".replace(" ", "_").replace(",", "") for seed in range(count)]
     runs = [run(folder, options | {"seed": seed}) for seed, folder in enumerate(folders)]
     found: dict[str, Any] = {"runs": runs}
     for key in ("best_reward", "mean_reward"):
         values = [each["result"][key] for each in runs]
-        found |= {f"{key}_mean": statistics.fmean(values), f"{key}_sd": statistics.stdev(values)}
+        found |= {f"{key}_mean": statistics.fmean(values), f"{key}_sd": statistics.stdev(values) if count > 1 else None}
     return found, [read_records(folder) for folder in folders]
 
 
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("library", "entropy", "figure"), required=True)
     parser.add_argument("--size", type=int, default=100, help="of the problems of `library`: 50, 100, 250 or 500 variables")
     parser.add_argument("--seconds", type=float, default=180.0, help="for each problem of `library`, each policy of `figure`")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each policy in `entropy` and `figure`")
     parser.add_argument("--work", type=Path, default=Path("runs/qpbo"), help="the folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
     options = parser.parse_args()
@@ -109,7 +111,8 @@ def main() -> None:
         found = library(options.work, options.size, options.seconds)
         save(options.out / f"qpbo_bqp{options.size}.json", {"runs": found} | environment())
         return
-    made = entropy(options.work) if options.part == "entropy" else figure(options.work, options.seconds)
+    by_time = options.part == "figure"
+    made = figure(options.work, options.seconds, options.seeds) if by_time else entropy(options.work, options.seeds)
     name = {"entropy": "qpbo_entropy", "figure": "qpbo_500"}[options.part]
     save(options.out / f"{name}_runs.json", {"runs": made["found"]} | environment())
     plot_reward_curves(made["curves"], options.out / f"{name}_curves.png")

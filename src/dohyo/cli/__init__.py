@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     try:
         arguments = [_underscored(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
+        if not arguments:
+            raise ValueError(f"give a command: {', '.join(_COMMANDS)}; dohyo --help says what each does")
         parser = _parser(arguments)
         config = parser.parse_args(arguments)
         command, options = config.command, config[config.command]
