@@ -39,11 +39,7 @@ KEPT = ("best_reward", "mean_reward", "best_known", "gap", "seconds", "seconds_p
 
 def run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """The run's options and result; trained only as far as it is not yet."""
-    there = QPBORun(folder, QPBOConfig(device="cpu", **options))
-    result = there.result if there.finished else None
-    if result is None:
-        there.write_config()
-        result = there.train(launch("cpu"))
+    result = QPBORun(folder, QPBOConfig(device="cpu", **options)).complete(launch("cpu"))
     found = {key: result[key] for key in KEPT}
     print(folder.name, found, flush=True)
     return {"options": {key: v.name if isinstance(v, Path) else v for key, v in options.items()}, "result": found}

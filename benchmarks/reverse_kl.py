@@ -59,11 +59,7 @@ def default_runs() -> dict[str, dict[str, Any]]:
 
 def run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """The run's result and its curve; trained only as far as it is not yet."""
-    there = ReverseKLRun(folder, ReverseKLConfig(device="cpu", **options))
-    result = there.result if there.finished else None
-    if result is None:
-        there.write_config()
-        result = there.train(launch("cpu"))
+    result = ReverseKLRun(folder, ReverseKLConfig(device="cpu", **options)).complete(launch("cpu"))
     curve = [{key: record[key] for key in RECORDED} for record in read_records(folder)]
     return {"options": options, "result": result, "curve": curve}
 

@@ -4,10 +4,12 @@ import itertools
 import math
 from dataclasses import dataclass
 
+import scipy.special
 import torch
 from torch import Tensor
 
 from dohyo import Estimator
+from dohyo.models import ExactPolicy, IndependentPolicy, LatentPolicy
 
 
 class LinearGaussian:
@@ -68,3 +70,40 @@ class FewPoints:
                 log_w, probability = self.outcomes(count)
                 total += chance * float((estimator.reduce(log_w, torch.full((len(log_w),), count)) * probability).sum())
         return total
+
+
+def all_bits(variables: int) -> Tensor:
+    return torch.tensor(list(itertools.product([0.0, 1.0], repeat=variables)), dtype=torch.float64)
+
+
+def exact_policy(cls: type[ExactPolicy], variables: int = 4, hidden: int = 5) -> ExactPolicy:
+    torch.manual_seed(3)
+    policy = cls(variables) if cls is IndependentPolicy else cls(variables, hidden=hidden)  # type: ignore[call-arg]
+    far_from_uniform(policy)
+    return policy
+
+
+def latent_policy(variables: int = 4) -> LatentPolicy:
+    """One latent, so that log p(x) is an integral over a line; q wider than the posterior, for light tails."""
+    torch.manual_seed(3)
+    policy = LatentPolicy(variables, hidden=5, latent=1)
+    far_from_uniform(policy)
+    with torch.no_grad():
+        policy.encoder[-1].weight.mul_(0.3)
+        policy.encoder[-1].bias.copy_(torch.tensor([0.0, 0.4]))
+    return policy
+
+
+def far_from_uniform(policy: torch.nn.Module) -> None:
+    """Double precision and weights large enough for every part to matter."""
+    policy.double()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.7)
+
+
+def quadrature(policy: LatentPolicy, x: Tensor, nodes: int = 150) -> Tensor:
+    """log p(x) of a policy with one latent, by Gauss-Hermite quadrature in z."""
+    points, weights = (torch.from_numpy(part) for part in scipy.special.roots_hermitenorm(nodes))
+    log_likelihood = policy.likelihood(points[:, None, None].expand(-1, len(x), 1)).log_prob(x)
+    return torch.as_tensor((log_likelihood + weights.log()[:, None]).logsumexp(0) - math.log(2 * math.pi) / 2)

@@ -1,12 +1,9 @@
 """`dohyo train`, `evaluate` and `sample` as a user runs them: real processes, killed and resumed."""
 
 import json
-import os
-import random
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,35 +16,14 @@ import yaml
 from dohyo.cli import main
 from dohyo.training.log import read_records
 from dohyo.training.state import load_checkpoint
+from real import command, finished, kill_until_done, same_run
 
 SMALL = ["--hidden", "16", "--latent", "4", "--test-terms", "50", "--valid-terms", "5", "--device", "cpu"]
 SUMO = ["--data", "digits", "--estimator", "sumo", "--cost", "15", "--seed", "0", *SMALL]
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "dohyo", *arguments]
-
-
 def run(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command(*arguments), cwd=folder, capture_output=True, text=True, check=False, timeout=240, env=environment, **options
-    )
-
-
-def without_seconds(folder: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in read_records(folder)]
-
-
-def same_run(a: Path, b: Path) -> bool:
-    one, two = load_checkpoint(a), load_checkpoint(b)
-    numbers = [{key: v for key, v in c["numbers"].items() if "seconds" not in key} for c in (one, two)]
-    tensors = all(torch.equal(one[part][key], two[part][key]) for part in ("model", "best") for key in one[part])
-    noise = all(torch.equal(one["noise"][0][key], two["noise"][0][key]) for key in ("cpu", "depth"))
-    results = [json.loads((folder / "result.json").read_text())["test_nll"] for folder in (a, b)]
-    return (
-        tensors and noise and numbers[0] == numbers[1] and without_seconds(a) == without_seconds(b) and results[0] == results[1]
-    )
+    return finished(command(*arguments), folder, **options)
 
 
 @pytest.fixture(scope="module")
@@ -122,36 +98,8 @@ def test_edited_configs_get_one_line(
 
 def test_killed_at_random_times_it_ends_the_same(runs: Path) -> None:
     """SIGKILL, again and again, until a run gets through; the result is the uninterrupted run's, bit for bit."""
-    generator = random.Random(0)
-    arguments = ["train", *SUMO, "--epochs", "8", "--checkpoint-seconds", "0", "--out", "killed"]
-    kills = 0
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for _ in range(40):
-        process = subprocess.Popen(
-            command(*arguments), cwd=runs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
-        )
-        if (runs / "killed/config.yaml").exists():
-            arguments = ["train", "--resume", "killed"]
-        # The start takes most of the time: wait until the run is under way, then strike at a random moment.
-        begun = time.monotonic()
-        known = len(read_records(runs / "killed"))
-        while process.poll() is None and time.monotonic() - begun < 60 and len(read_records(runs / "killed")) <= known:
-            time.sleep(0.02)
-            if (runs / "killed/config.yaml").exists():
-                arguments = ["train", "--resume", "killed"]
-        try:
-            process.wait(generator.uniform(0, 0.4) if kills < 4 else 120)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-        assert process.stderr is not None
-        error = process.stderr.read()
-        process.stderr.close()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, error
-    assert kills >= 2
+    first = command("train", *SUMO, "--epochs", "8", "--checkpoint-seconds", "0", "--out", "killed")
+    assert kill_until_done(first, command("train", "--resume", "killed"), runs, "killed", most=4) >= 2
     assert same_run(runs / "a", runs / "killed")
     assert not list((runs / "killed").glob(".checkpoint*"))  # what a kill while writing left is gone
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dohyo.plots.runs import plot_images, plot_learning_curves, plot_reconstructions
+from real import picture
 
 KEYS = {"epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", "clipped_encoder"}
 
@@ -33,11 +34,8 @@ def records(count: int) -> list[dict[str, Any]]:
 
 def check(path: Path) -> dict[str, Any]:
     """The picture is one, nothing but it and its numbers is there; the numbers."""
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert {file.name for file in path.parent.iterdir()} == {path.name, path.with_suffix(".json").name}
-    numbers = json.loads(path.with_suffix(".json").read_text())
-    assert isinstance(numbers, dict)
-    return numbers
+    return picture(path)
 
 
 # --- learning curves

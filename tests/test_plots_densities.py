@@ -1,6 +1,5 @@
 """Pictures of reverse KL: real files, and numbers beside them that are true to what was given."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dohyo.models import GaussianLVM
 from dohyo.plots.densities import plot_density_comparison, plot_density_run, plot_marginals
 from dohyo.plots.divergence import Curve, plot_divergence_curves, plot_reverse_kl_curves
 from dohyo.targets import Autoregressive, Custom, EightSchools, Funnel, Ring, Target
+from real import picture
 
 
 def records(count: int, log_normaliser: float | None = 0.5) -> list[dict[str, Any]]:
@@ -38,13 +38,6 @@ def records(count: int, log_normaliser: float | None = 0.5) -> list[dict[str, An
     return found
 
 
-def check(path: Path) -> dict[str, Any]:
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    numbers = json.loads(path.with_suffix(".json").read_text())
-    assert isinstance(numbers, dict)
-    return numbers
-
-
 def model(data: int = 2, seed: int = 0) -> GaussianLVM:
     torch.manual_seed(seed)
     return GaussianLVM(data, hidden=10, latent=2)
@@ -58,7 +51,7 @@ def model(data: int = 2, seed: int = 0) -> GaussianLVM:
 def test_learning_curves(count: int, log_normaliser: float | None, tmp_path: Path) -> None:
     given = records(count, log_normaliser)
     plot_divergence_curves(given, tmp_path / "curves.png")
-    numbers = check(tmp_path / "curves.png")
+    numbers = picture(tmp_path / "curves.png")
     assert {file.name for file in tmp_path.iterdir()} == {"curves.png", "curves.json"}
     shift = log_normaliser or 0.0
     for key in ("step", "estimate", "estimate_stderr", "stderr"):
@@ -80,7 +73,7 @@ def test_what_is_far_away_does_not_set_the_axis(tmp_path: Path) -> None:
     given[12]["estimate"], given[20]["estimate"], given[25]["by_encoder"] = 1e7, -1e5, -1e6
     given[25]["diverged"] = given[26]["diverged"] = True
     plot_divergence_curves(given, tmp_path / "heavy.png")
-    clean, heavy = check(tmp_path / "clean.png"), check(tmp_path / "heavy.png")
+    clean, heavy = picture(tmp_path / "clean.png"), picture(tmp_path / "heavy.png")
     assert heavy["axis"] == pytest.approx(clean["axis"], abs=1.0)
     assert (heavy["estimate"][12], heavy["by_encoder"][25]) == (1e7, pytest.approx(-1e6))
     assert [i for i, found in enumerate(heavy["diverged"]) if found] == [25, 26]
@@ -93,7 +86,7 @@ def test_a_run_that_diverged_shows_its_truth(tmp_path: Path) -> None:
         record |= {"estimate": -(10.0 ** (1 + i / 3)), "objective": 10 + i / 5, "by_encoder": -(10.0 ** (1 + i / 4))}
         record |= {"reverse_kl": 10.5 + i / 5, "diverged": True}
     plot_divergence_curves(given, tmp_path / "curves.png")
-    low, high = check(tmp_path / "curves.png")["axis"]
+    low, high = picture(tmp_path / "curves.png")["axis"]
     assert -20 < low < 0 < 14.3 < high < 20
 
 
@@ -102,14 +95,14 @@ def test_missing_numbers(tmp_path: Path) -> None:
     given[3]["estimate"], given[4]["objective"], given[5]["stderr"], given[6]["above"] = None, math.nan, math.inf, -math.inf
     given[4]["reverse_kl"] = math.nan
     plot_divergence_curves(given, tmp_path / "curves.png")
-    numbers = check(tmp_path / "curves.png")
+    numbers = picture(tmp_path / "curves.png")
     assert numbers["estimate"][3] is numbers["truth"][4] is numbers["stderr"][5] is numbers["above"][6] is None
     assert numbers["truth"][3] is not None
     for record in given:
         record |= dict.fromkeys(("estimate", "objective", "reverse_kl", "stderr", "by_encoder", "by_prior", "above"))
         record["diverged"] = True
     plot_divergence_curves(given, tmp_path / "curves.png")
-    assert set(check(tmp_path / "curves.png")["truth"]) == {None}
+    assert set(picture(tmp_path / "curves.png")["truth"]) == {None}
     plot_divergence_curves(given[:1], tmp_path / "curves.png")
 
 
@@ -134,7 +127,7 @@ def test_several_runs(tmp_path: Path) -> None:
         Curve("SUMO", 50, records(1)),
     ]
     plot_reverse_kl_curves(curves, tmp_path / "curves.png")
-    numbers = check(tmp_path / "curves.png")["curves"]
+    numbers = picture(tmp_path / "curves.png")["curves"]
     assert [(entry["label"], entry["cost"], len(entry["step"])) for entry in numbers] == [
         ("IWAE", 5, 10), ("SUMO", 15, 10), ("SUMO", 15, 8), ("SUMO", 50, 1),
     ]  # fmt: skip
@@ -157,7 +150,7 @@ def test_densities_are_those_of_target_and_model(tmp_path: Path) -> None:
             parameter.zero_()
     target = Ring()
     plot_density_comparison(target, {"Gaussian": known, "other": model(seed=1)}, tmp_path / "density.png")
-    numbers = check(tmp_path / "density.png")
+    numbers = picture(tmp_path / "density.png")
     x1, x2 = (torch.tensor(numbers[key], dtype=torch.float64) for key in ("x1", "x2"))
     assert [x1[0], x1[-1]] == list(target.window[0])
     grid = torch.stack(torch.meshgrid(x1, x2, indexing="xy"), -1).view(-1, 2)  # rows are x2
@@ -183,7 +176,7 @@ def test_a_target_without_window_normaliser_or_draws(tmp_path: Path) -> None:
         return torch.where(x[:, 0] < -1.5, torch.nan, torch.where(x[:, 1] < -1.5, -torch.inf, value))
 
     plot_density_comparison(Custom(log_density, dimension=2), {"model": model()}, tmp_path / "density.png")
-    numbers = check(tmp_path / "density.png")
+    numbers = picture(tmp_path / "density.png")
     assert set(numbers["draws"]) == {"model"}
     assert numbers["outside"]["model"] < 0.05
     target = numbers["log_density"]["target"]
@@ -236,7 +229,7 @@ class Shifted(Target):
 
 def test_marginals(tmp_path: Path) -> None:
     plot_marginals(Shifted(), gaussian_draws(20_000, 1), tmp_path / "marginals.png")
-    numbers = check(tmp_path / "marginals.png")["quantities"]["x1"]
+    numbers = picture(tmp_path / "marginals.png")["quantities"]["x1"]
     edges = torch.tensor(numbers["edges"], dtype=torch.float64)
     centre, width = (edges[1:] + edges[:-1]) / 2, edges.diff()
     for kind, mean in (("model", 0), ("weighted", 1), ("exact", 1)):
@@ -251,7 +244,7 @@ def test_marginals_of_many_quantities_of_an_unknown_target(tmp_path: Path) -> No
     draws.x[3, 4], draws.x[:, 5], draws.x[:, 6] = math.inf, 2.0, math.nan
     draws.log_target[7] = -math.inf
     plot_marginals(Custom(lambda x: x.sum(-1), dimension=30), draws, tmp_path / "marginals.png")
-    numbers = check(tmp_path / "marginals.png")["quantities"]
+    numbers = picture(tmp_path / "marginals.png")["quantities"]
     assert list(numbers) == [f"x{i + 1}" for i in range(20)]
     assert all(set(entry) == {"edges", "model", "weighted"} for entry in numbers.values())
     draws.log_target[:] = -math.inf  # no weight anywhere

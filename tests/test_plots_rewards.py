@@ -1,13 +1,15 @@
 """Pictures of policies: real files, and numbers beside them that are true to what was given."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from dohyo.plots.rewards import plot_reward_curves
+from real import picture
 
 
 def records(count: int, pace: float = 0.5, top: float = 1000.0) -> list[dict[str, Any]]:
@@ -20,20 +22,13 @@ def records(count: int, pace: float = 0.5, top: float = 1000.0) -> list[dict[str
     return found
 
 
-def check(path: Path) -> dict[str, Any]:
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    numbers = json.loads(path.with_suffix(".json").read_text())
-    assert isinstance(numbers, dict)
-    return numbers
-
-
 @pytest.mark.parametrize("count", [1, 2, 30, 100])
 @pytest.mark.parametrize("best_known", [1234, None])
 def test_one_run(count: int, best_known: int | None, tmp_path: Path) -> None:
     given = records(count)
     plot_reward_curves({"latent": given}, tmp_path / "curves.png", best_known)
     assert {path.name for path in tmp_path.iterdir()} == {"curves.png", "curves.json"}
-    numbers = check(tmp_path / "curves.png")
+    numbers = picture(tmp_path / "curves.png")
     assert numbers["best_known"] == best_known
     ((name, (run,)),) = numbers["runs"].items()
     assert name == "latent"
@@ -51,7 +46,7 @@ def test_runs_seeds_and_paces_in_one_picture(tmp_path: Path) -> None:
         "independent": records(30, 0.01, 700),
     }
     plot_reward_curves(runs, tmp_path / "curves.png", 1200)
-    numbers = check(tmp_path / "curves.png")["runs"]
+    numbers = picture(tmp_path / "curves.png")["runs"]
     assert [(name, [len(run["step"]) for run in seeds]) for name, seeds in numbers.items()] == [
         ("latent, SUMO", [50, 40, 50]), ("autoregressive", [50, 50]), ("independent", [30]),
     ]  # fmt: skip
@@ -61,13 +56,13 @@ def test_runs_seeds_and_paces_in_one_picture(tmp_path: Path) -> None:
 def test_seeds_without_a_common_moment(tmp_path: Path) -> None:
     later = [record | {"seconds": record["seconds"] + 100} for record in records(3)]
     plot_reward_curves({"latent": [records(3), later]}, tmp_path / "curves.png")
-    assert len(check(tmp_path / "curves.png")["runs"]["latent"]) == 2
+    assert len(picture(tmp_path / "curves.png")["runs"]["latent"]) == 2
 
 
 def test_large_whole_rewards_stay_exact(tmp_path: Path) -> None:
     given = [record | {"best_reward": 123_456_789_012} for record in records(2)]
     plot_reward_curves({"latent": given}, tmp_path / "curves.png", 123_456_789_013)
-    numbers = check(tmp_path / "curves.png")
+    numbers = picture(tmp_path / "curves.png")
     assert numbers["runs"]["latent"][0]["best_reward"] == [123_456_789_012] * 2
     assert numbers["best_known"] == 123_456_789_013
 
@@ -78,14 +73,14 @@ def test_what_is_far_away_or_missing(tmp_path: Path) -> None:
     given[0]["reward"], given[7]["entropy"] = -1e9, 1e12
     given[8]["reward"], given[9]["entropy"], given[10]["best_reward"] = None, math.nan, math.inf
     plot_reward_curves({"latent": given}, tmp_path / "heavy.png")
-    clean, heavy = check(tmp_path / "clean.png"), check(tmp_path / "heavy.png")
+    clean, heavy = picture(tmp_path / "clean.png"), picture(tmp_path / "heavy.png")
     assert heavy["axis"] == pytest.approx(clean["axis"])
     (run,) = heavy["runs"]["latent"]
     assert run["reward"][8] is run["entropy"][9] is run["best_reward"][10] is None
     assert run["entropy"][7] == 1e12
     nothing = [record | dict.fromkeys(("reward", "best_reward", "entropy")) for record in given]
     plot_reward_curves({"latent": nothing}, tmp_path / "nothing.png")
-    assert set(check(tmp_path / "nothing.png")["runs"]["latent"][0]["reward"]) == {None}
+    assert set(picture(tmp_path / "nothing.png")["runs"]["latent"][0]["reward"]) == {None}
 
 
 def test_runs_that_will_not_do(tmp_path: Path) -> None:
@@ -100,3 +95,18 @@ def test_runs_that_will_not_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.png"):
         plot_reward_curves({"latent": records(2)}, tmp_path / "curves.txt")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines themselves, not only the numbers beside the picture: mean and best reward by step and by second, entropy."""
+    kept: list[Figure] = []
+    monkeypatch.setattr("dohyo.plots.rewards.write_picture", lambda figure, numbers, path: kept.append(figure))
+    found = records(30)
+    plot_reward_curves({"one": found}, tmp_path / "a.png", best_known=1234)
+    by_step, by_second, entropy = kept[0].axes[:3]
+    for axis, clock, names in ((by_step, "step", ("reward", "best_reward")), (by_second, "seconds", ("reward", "best_reward")),
+                               (entropy, "step", ("entropy",))):  # fmt: skip
+        drawn = [(line.get_xdata(), line.get_ydata()) for line in axis.get_lines()]
+        for name in names:
+            wanted = [[record[clock] for record in found], [record[name] for record in found]]
+            assert any(len(x) == 30 and np.allclose(x, wanted[0]) and np.allclose(y, wanted[1]) for x, y in drawn), (clock, name)

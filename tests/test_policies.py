@@ -1,6 +1,5 @@
 """Policies: probabilities by enumeration and quadrature, samples against them, steps against the vectorised pass."""
 
-import itertools
 import math
 
 import pytest
@@ -11,49 +10,12 @@ from torch import Tensor
 import dohyo
 from dohyo.models import POLICIES, ExactPolicy, GRUPolicy, IndependentPolicy, LatentPolicy, NADEPolicy, Policy, build
 
+from problems import all_bits, exact_policy, latent_policy, quadrature
 from stats import errors_off
 
 THRESHOLD = 4.9  # standard errors: a level of 1e-6
 LEVEL = 1e-6
 EXACT: list[type[ExactPolicy]] = [IndependentPolicy, GRUPolicy, NADEPolicy]
-
-
-def everything(variables: int) -> Tensor:
-    return torch.tensor(list(itertools.product([0.0, 1.0], repeat=variables)), dtype=torch.float64)
-
-
-def far_from_uniform(policy: torch.nn.Module) -> None:
-    """Double precision and weights large enough for every part to matter."""
-    policy.double()
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.7)
-
-
-def tiny(cls: type[ExactPolicy], variables: int = 4) -> ExactPolicy:
-    torch.manual_seed(3)
-    policy = cls(variables) if cls is IndependentPolicy else cls(variables, hidden=5)  # type: ignore[call-arg]
-    far_from_uniform(policy)
-    return policy
-
-
-def tiny_latent(variables: int = 4) -> LatentPolicy:
-    """One latent, so that log p(x) is an integral over a line; q wider than the posterior, for light tails."""
-    torch.manual_seed(3)
-    policy = LatentPolicy(variables, hidden=5, latent=1)
-    far_from_uniform(policy)
-    with torch.no_grad():
-        policy.encoder[-1].weight.mul_(0.3)
-        policy.encoder[-1].bias.copy_(torch.tensor([0.0, 0.4]))
-    return policy
-
-
-def quadrature(policy: LatentPolicy, x: Tensor) -> Tensor:
-    """log p(x) by Gauss-Hermite quadrature in z."""
-    nodes, weights = (torch.from_numpy(part) for part in scipy.special.roots_hermitenorm(150))
-    with torch.no_grad():
-        log_likelihood = policy.likelihood(nodes[:, None, None].expand(-1, len(x), 1)).log_prob(x)
-    return (log_likelihood + weights.log()[:, None]).logsumexp(0) - math.log(2 * math.pi) / 2
 
 
 def chi_square(sample: Tensor, log_p: Tensor) -> float:
@@ -69,22 +31,22 @@ def chi_square(sample: Tensor, log_p: Tensor) -> float:
 @pytest.mark.parametrize("variables", [1, 2, 5, 8])
 @pytest.mark.parametrize("cls", EXACT)
 def test_probabilities_sum_to_one(cls: type[ExactPolicy], variables: int) -> None:
-    log_p = tiny(cls, variables).log_prob(everything(variables)).detach()
+    log_p = exact_policy(cls, variables).log_prob(all_bits(variables)).detach()
     assert log_p.shape == (2**variables,)
     assert float(log_p.exp().sum()) == pytest.approx(1, abs=1e-12)
     assert variables == 1 or float(log_p.std()) > 0.1  # or the sum would say little
 
 
 def test_independent_is_a_product() -> None:
-    policy = tiny(IndependentPolicy)
+    policy = exact_policy(IndependentPolicy)
     assert isinstance(policy, IndependentPolicy)
-    p, x = policy.bias.detach().sigmoid(), everything(4)
+    p, x = policy.bias.detach().sigmoid(), all_bits(4)
     assert torch.allclose(policy.log_prob(x).exp(), (x * p + (1 - x) * (1 - p)).prod(1))
 
 
 @pytest.mark.parametrize("cls", [GRUPolicy, NADEPolicy])
 def test_a_bit_depends_on_those_before_it_alone(cls: type[ExactPolicy]) -> None:
-    policy = tiny(cls, 6)
+    policy = exact_policy(cls, 6)
     x = torch.zeros(1, 6, dtype=torch.float64)
     before = policy.logits(x)
     for t in range(6):
@@ -95,9 +57,9 @@ def test_a_bit_depends_on_those_before_it_alone(cls: type[ExactPolicy]) -> None:
 
 
 def test_nade_is_that_of_the_paper() -> None:
-    policy = tiny(NADEPolicy)
+    policy = exact_policy(NADEPolicy)
     assert isinstance(policy, NADEPolicy)
-    for x in everything(4):
+    for x in all_bits(4):
         log_p = torch.tensor(0.0, dtype=torch.float64)
         for t in range(4):
             hidden = torch.sigmoid(policy.start + x[:t] @ policy.inward[:t])
@@ -107,7 +69,7 @@ def test_nade_is_that_of_the_paper() -> None:
 
 
 def test_gru_is_that_of_torch_step_by_step() -> None:
-    policy = tiny(GRUPolicy)
+    policy = exact_policy(GRUPolicy)
     assert isinstance(policy, GRUPolicy)
     cell = torch.nn.GRUCell(policy.gru.input_size, policy.gru.hidden_size, dtype=torch.float64)
     cell.load_state_dict({name.removesuffix("_l0"): value for name, value in policy.gru.state_dict().items()})
@@ -122,7 +84,7 @@ def test_gru_is_that_of_torch_step_by_step() -> None:
 
 
 def test_nade_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, x = tiny(NADEPolicy), everything(4)
+    policy, x = exact_policy(NADEPolicy), all_bits(4)
     whole = policy.log_prob(x)
     gradients = torch.autograd.grad(whole.square().sum(), list(policy.parameters()))
     monkeypatch.setattr(NADEPolicy, "CHUNK", 60)
@@ -133,8 +95,8 @@ def test_nade_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_latent_weights_are_unbiased(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, x = tiny_latent(), everything(4)
-    exact = quadrature(policy, x)
+    policy, x = latent_policy(), all_bits(4)
+    exact = quadrature(policy, x).detach()
     assert float(exact.exp().sum()) == pytest.approx(1, abs=1e-12)
     assert float(exact.std()) > 0.3
     draws = 20_000
@@ -150,8 +112,8 @@ def test_latent_weights_are_unbiased(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_latent_bound_reaches_the_exact_value() -> None:
-    policy, x = tiny_latent(), everything(4)
-    exact = quadrature(policy, x)
+    policy, x = latent_policy(), all_bits(4)
+    exact = quadrature(policy, x).detach()
     with torch.no_grad():
         log_px = dohyo.log_marginal(policy, x, dohyo.IWAE(20_000))
     assert float((log_px - exact).abs().max()) < 0.05
@@ -162,28 +124,28 @@ def test_latent_bound_reaches_the_exact_value() -> None:
 
 @pytest.mark.parametrize("cls", EXACT)
 def test_samples_follow_log_prob(cls: type[ExactPolicy]) -> None:
-    policy = tiny(cls)
-    log_p = policy.log_prob(everything(4)).detach()
+    policy = exact_policy(cls)
+    log_p = policy.log_prob(all_bits(4)).detach()
     sample = policy.sample(40_000)
     assert chi_square(sample, log_p) > LEVEL
     with torch.no_grad():  # the power twin: the log-odds of one bit are off by 0.15
         next(parameter for name, parameter in policy.named_parameters() if name == "bias")[1] += 0.15
-        assert chi_square(sample, policy.log_prob(everything(4))) < LEVEL
+        assert chi_square(sample, policy.log_prob(all_bits(4))) < LEVEL
 
 
 def test_latent_samples_follow_quadrature() -> None:
-    policy = tiny_latent()
+    policy = latent_policy()
     sample = policy.sample(40_000)
-    assert chi_square(sample, quadrature(policy, everything(4))) > LEVEL
+    assert chi_square(sample, quadrature(policy, all_bits(4)).detach()) > LEVEL
     with torch.no_grad():
         policy.decoder[-1].bias[1] += 0.15
-    assert chi_square(sample, quadrature(policy, everything(4))) < LEVEL
+    assert chi_square(sample, quadrature(policy, all_bits(4)).detach()) < LEVEL
 
 
 @pytest.mark.parametrize("cls", [GRUPolicy, NADEPolicy])
 def test_sampling_is_teacher_forcing(cls: type[ExactPolicy]) -> None:
     """Each bit of a sample is its uniform number against the probability that the vectorised pass gives it."""
-    policy = tiny(cls, 30)
+    policy = exact_policy(cls, 30)
     torch.manual_seed(5)
     x = policy.sample(200)
     torch.manual_seed(5)

@@ -15,22 +15,13 @@ import torch
 
 from dohyo.training.log import read_records
 from dohyo.training.state import load_checkpoint
+from real import environment, finished, torchrun
 
 SMALL = ["--data", "digits", "--hidden", "16", "--latent", "4", "--test-terms", "50", "--valid-terms", "5", "--device", "cpu"]
 
 
-def torchrun(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        torchrun(*arguments), cwd=folder, capture_output=True, text=True, check=False, timeout=300, env=environment()
-    )
+    return finished(torchrun(*arguments), folder)
 
 
 def test_two_processes(tmp_path: Path) -> None:

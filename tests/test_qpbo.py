@@ -1,13 +1,9 @@
 """`dohyo qpbo` as a user runs it: real files and processes, killed and resumed; what a result says is checked by hand."""
 
-import itertools
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,9 @@ from dohyo.training.config import Progress
 from dohyo.training.log import read_records
 from dohyo.training.processes import launch
 from dohyo.training.state import load_checkpoint
+from real import command, environment, finished, kill_until_done, same_run
+
+from problems import all_bits
 
 SMALL = ["--hidden", "16", "--latent", "4", "--batch-size", "20", "--device", "cpu"]
 TWO = "2\n3 4\n1 1 3\n1 2 -4\n2 3 7\n3 3 -2\n4 3\n1 4 5\n2 2 -1\n3 4 -6\n"  # problem 1: max 12 at (0, 1, 1); problem 2: 10
@@ -31,18 +30,8 @@ REAL = Path(os.environ["DOHYO_DATA"]) / "qubo" if os.environ.get("DOHYO_DATA") e
 SECONDS = ("seconds", "seconds_per_step", "seconds_to_best")
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "dohyo", "qpbo", *arguments]
-
-
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=folder, capture_output=True, text=True, check=False, timeout=240, env=environment()
-    )
+    return finished(command("qpbo", *arguments), folder)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -55,29 +44,8 @@ def earned(problem: Any, x: list[int]) -> float | int:
     return value
 
 
-def everything(variables: int) -> Tensor:
-    return torch.tensor(list(itertools.product([0.0, 1.0], repeat=variables)), dtype=torch.float64)
-
-
 def without(found: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in names}
-
-
-def same_run(a: Path, b: Path) -> bool:
-    """Bit for bit: parameters, Adam's state, noise, the best x and when it was found, records and result."""
-    one, two = load_checkpoint(a), load_checkpoint(b)
-    numbers = [{key: v for key, v in c["numbers"].items() if "seconds" not in key} for c in (one, two)]
-    tensors = all(torch.equal(one[part][key], two[part][key]) for part in ("model", "best") for key in one[part])
-    adam = all(
-        torch.equal(one["optimiser"]["state"][i][key], two["optimiser"]["state"][i][key])
-        for i in one["optimiser"]["state"] for key in ("exp_avg", "exp_avg_sq", "step")
-    )  # fmt: skip
-    noise = all(torch.equal(one["noise"][0][key], two["noise"][0][key]) for key in ("cpu", "depth"))
-    tasks = [without(c["noise"][0]["task"], "seconds") for c in (one, two)]
-    records = [[without(record, "seconds") for record in read_records(folder)] for folder in (a, b)]
-    results = [without(result(folder), *SECONDS) for folder in (a, b)]
-    pairs = all(pair[0] == pair[1] for pair in (numbers, tasks, records, results))
-    return tensors and adam and noise and pairs
 
 
 def train(folder: Path, stop: int | None = None, **options: Any) -> dict[str, Any] | None:
@@ -200,7 +168,7 @@ def test_best_x_is_the_best_sample_of_the_policy(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("policy", POLICIES)
 def test_it_learns(policy: str, tmp_path: Path) -> None:
     """Twelve variables: the optimum is known by enumeration, and in the end the policy draws little else."""
-    optimum = float(random_qpbo(12, seed=2)(everything(12)).max())
+    optimum = float(random_qpbo(12, seed=2)(all_bits(12)).max())
     found = train(
         tmp_path / "a", policy=policy, variables=12, instance_seed=2, steps=250, batch_size=50, learning_rate=0.02,
         check_every=25, entropy=0.5, entropy_decay="linear", checkpoint_seconds=100.0,
@@ -344,29 +312,8 @@ def test_killed_at_random_times_it_ends_the_same(tmp_path: Path) -> None:
     options = ["--variables", "40", "--entropy", "0.1", "--steps", "300", "--check-every", "20", "--restarts", "2", *SMALL]
     options += ["--checkpoint-seconds", "0"]
     assert run(*options, "--out", "a", folder=tmp_path).returncode == 0
-    generator, kills = random.Random(0), 0
-    arguments = [*options, "--out", "killed"]
-    for _ in range(10):
-        with subprocess.Popen(
-            command(*arguments), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()
-        ) as process:
-            known_records = len(read_records(tmp_path / "killed"))
-            begun = time.monotonic()
-            while process.poll() is None and time.monotonic() - begun < 60:
-                if len(read_records(tmp_path / "killed")) > known_records + 2:
-                    break
-                time.sleep(0.01)
-            arguments = ["--resume", "killed"]
-            try:
-                _, error = process.communicate(timeout=generator.uniform(0, 0.3) if kills < 2 else 120)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                kills += 1
-                _, error = process.communicate()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, error
-    assert kills == 2
+    first, again = command("qpbo", *options, "--out", "killed"), command("qpbo", "--resume", "killed")
+    assert kill_until_done(first, again, tmp_path, "killed") == 2
     assert same_run(tmp_path / "a", tmp_path / "killed")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import scipy.special
 import torch
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from dohyo.objectives import Reinforce, reinforce
 from dohyo.objectives.losses import weigh
 from dohyo.rewards import random_qpbo
 
+from problems import all_bits, exact_policy, latent_policy, quadrature
 from stats import errors_off
 
 THRESHOLD = 4.0  # standard errors, as the project promises
@@ -24,42 +24,11 @@ ROULETTE = MultilevelRR(4)  # unbiased for log p(x), of finite variance
 EXACT: list[type[ExactPolicy]] = [IndependentPolicy, GRUPolicy, NADEPolicy]
 
 
-def everything(variables: int) -> Tensor:
-    return torch.tensor(list(itertools.product([0.0, 1.0], repeat=variables)), dtype=torch.float64)
-
-
-def far_from_uniform(policy: torch.nn.Module) -> None:
-    policy.double()
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.7)
-
-
-def exact_policy(cls: type[ExactPolicy], variables: int = 4) -> ExactPolicy:
-    torch.manual_seed(3)
-    policy = cls(variables) if cls is IndependentPolicy else cls(variables, hidden=3)  # type: ignore[call-arg]
-    far_from_uniform(policy)
-    return policy
-
-
-def latent_policy(variables: int = 6) -> LatentPolicy:
-    """One latent, so that log p(x) is an integral over a line; q wider than the posterior, for light tails."""
-    torch.manual_seed(3)
-    policy = LatentPolicy(variables, hidden=5, latent=1)
-    far_from_uniform(policy)
-    with torch.no_grad():
-        policy.encoder[-1].weight.mul_(0.3)
-        policy.encoder[-1].bias.copy_(torch.tensor([0.0, 0.4]))
-    return policy
-
-
 def log_prob(policy: Any, x: Tensor) -> Tensor:
     """log p(x) with its gradient: the policy's own, or Gauss-Hermite quadrature in z."""
     if hasattr(policy, "log_prob"):
         return policy.log_prob(x)  # type: ignore[no-any-return]
-    nodes, weights = (torch.from_numpy(part) for part in scipy.special.roots_hermitenorm(60))
-    log_likelihood = policy.likelihood(nodes[:, None, None].expand(-1, len(x), 1)).log_prob(x)
-    return (log_likelihood + weights.log()[:, None]).logsumexp(0) - math.log(2 * math.pi) / 2  # type: ignore[no-any-return]
+    return quadrature(policy, x, nodes=60)
 
 
 def theta_of(policy: Any) -> list[torch.nn.Parameter]:
@@ -72,7 +41,7 @@ def gradient(loss: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
 
 def exact_gradient(policy: Any, reward: Callable[[Tensor], Tensor], entropy: float, scale: float = 1.0) -> Tensor:
     """Of -(E[R / scale] + entropy H), by enumeration of all x."""
-    x = everything(policy.variables)
+    x = all_bits(policy.variables)
     log_p = log_prob(policy, x)
     assert float(log_p.detach().exp().sum()) == pytest.approx(1, abs=1e-9)
     value = (log_p.exp() * (reward(x) / scale - entropy * log_p)).sum()
@@ -98,7 +67,7 @@ WEIGHTS = [("reward", 1.0, 0.0), ("entropy", 0.0, 1.0), ("both", 1.0, 0.5)]
 
 @pytest.mark.parametrize(("times", "entropy"), [case[1:] for case in WEIGHTS], ids=[case[0] for case in WEIGHTS])
 def test_the_expected_gradient_of_a_latent_policy(times: float, entropy: float) -> None:
-    policy, problem = latent_policy(), random_qpbo(6, seed=1)
+    policy, problem = latent_policy(6), random_qpbo(6, seed=1)
 
     def reward(x: Tensor) -> Tensor:
         return times * problem(x)
@@ -115,7 +84,7 @@ def test_the_expected_gradient_of_a_latent_policy(times: float, entropy: float) 
 
 def test_one_estimate_as_value_and_as_score_is_biased() -> None:
     """The power twin of the two independent estimates: the product of an estimate with its own gradient."""
-    policy = latent_policy()
+    policy = latent_policy(6)
     generator = torch.Generator().manual_seed(12)
 
     def shared() -> Tensor:
@@ -157,7 +126,7 @@ def fixed(policy: Any, monkeypatch: pytest.MonkeyPatch, objective: Reinforce, x:
 @pytest.mark.parametrize("cls", EXACT)
 def test_exact_policies(cls: type[ExactPolicy], monkeypatch: pytest.MonkeyPatch) -> None:
     """Over every batch of two, weighted by its probability: the leave-one-out baseline leaves the mean as it is."""
-    policy, problem, x = exact_policy(cls, 3), random_qpbo(3, seed=1), everything(3)
+    policy, problem, x = exact_policy(cls, 3), random_qpbo(3, seed=1), all_bits(3)
     p = policy.log_prob(x).detach().exp()
     pairs = list(itertools.product(range(8), repeat=2))
     exact = exact_gradient(policy, problem, 0.4, 1.5)
@@ -175,7 +144,7 @@ def test_exact_policies(cls: type[ExactPolicy], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("cls", EXACT)
 def test_exact_policies_on_their_own_samples(cls: type[ExactPolicy]) -> None:
-    policy, problem = exact_policy(cls), random_qpbo(4, seed=1)
+    policy, problem = exact_policy(cls, hidden=3), random_qpbo(4, seed=1)
     found = estimated(policy, reinforce(None, problem, entropy=0.4), 200)
     exact = exact_gradient(policy, problem, 0.4)
     live = found.std(0) > 0  # the last bit's way into the network is never used
@@ -227,7 +196,7 @@ def others(gain: Tensor) -> Tensor:
 @pytest.mark.parametrize("k_draw", ["datum", "batch"])
 @pytest.mark.parametrize("estimator", [IWAE(4), SUMO(3), SymmetricSUMO(2), MultilevelRR(2)], ids=repr)
 def test_theta_is_the_product_of_two_estimates(estimator: Estimator, k_draw: str) -> None:
-    policy = latent_policy()
+    policy = latent_policy(6)
     losses = run(reinforce(estimator, ones, "iwae", entropy=0.3, scale=2.0, k_draw=k_draw), policy)
     _, x, one, two = direct(policy, estimator, k_draw == "batch")
     gains = [others(ones(x) / 2 - 0.3 * value.detach()) for value in (two, one)]
@@ -239,7 +208,7 @@ def test_theta_is_the_product_of_two_estimates(estimator: Estimator, k_draw: str
 
 
 def test_without_entropy_one_estimate_is_enough() -> None:
-    policy, estimator = latent_policy(), SUMO(3)
+    policy, estimator = latent_policy(6), SUMO(3)
     for entropy in (0.0, lambda: 0.0):
         losses = run(reinforce(estimator, ones, entropy=entropy), policy)
         _, x, one = direct(policy, estimator, times=1)
@@ -250,7 +219,7 @@ def test_without_entropy_one_estimate_is_enough() -> None:
 
 @pytest.mark.parametrize("entropy", [0.0, 0.3])
 def test_encoders(entropy: float) -> None:
-    policy, times = latent_policy(), 2 if entropy else 1
+    policy, times = latent_policy(6), 2 if entropy else 1
     phi = list(policy.encoder_parameters())
 
     def found(estimator: Estimator, encoder: str) -> Tensor:
@@ -284,7 +253,7 @@ def test_encoders(entropy: float) -> None:
 
 
 def test_the_encoder_same_follows_theta() -> None:
-    policy = latent_policy()
+    policy = latent_policy(6)
     losses = run(reinforce(IWAE(4), ones, entropy=0.3), policy)
     assert losses.phi is losses.theta
     _, x, one, two = direct(policy, IWAE(4))
@@ -295,7 +264,7 @@ def test_the_encoder_same_follows_theta() -> None:
 
 
 def test_the_encoders_loss_leaves_theta_alone() -> None:
-    policy = latent_policy()
+    policy = latent_policy(6)
     wanted = gradient(run(reinforce(SUMO(3), ones, "iwae", entropy=0.3), policy).theta, theta_of(policy))
     for encoder in ("sleep", "dreg", "variance"):
         losses = run(reinforce(SUMO(3), ones, encoder, entropy=0.3), policy)
@@ -304,7 +273,7 @@ def test_the_encoders_loss_leaves_theta_alone() -> None:
 
 
 def test_entropy_as_a_function_and_scale() -> None:
-    policy, weight = latent_policy(), 0.0
+    policy, weight = latent_policy(6), 0.0
     objective = reinforce(SUMO(3), ones, entropy=lambda: weight, scale=4.0)
     for weight in (0.3, 0.0, 0.1):
         constant = run(reinforce(SUMO(3), lambda x: ones(x) / 4, entropy=weight), policy)
@@ -357,4 +326,4 @@ def test_errors(options: dict[str, Any], message: str) -> None:
 
 def test_a_latent_policy_needs_an_estimator() -> None:
     with pytest.raises(ValueError, match="LatentPolicy has no log_prob; give an estimator"):
-        reinforce(None, ones)(latent_policy(), torch.arange(3))
+        reinforce(None, ones)(latent_policy(6), torch.arange(3))

@@ -138,12 +138,7 @@ class DensityRun(Run[DensityConfig]):
             return super().train(fabric, on_epoch, on_test)
         results = []
         for number, replica in enumerate(self.replicas):
-            found = replica.result if replica.finished else None
-            if found is None:
-                if fabric.is_global_zero:
-                    replica.write_config()
-                found = replica.train(fabric, lambda record, n=number: on_epoch({**record, "replica": n}), on_test)  # type: ignore[misc]
-            results.append(found)
+            results.append(replica.complete(fabric, lambda record, n=number: on_epoch({**record, "replica": n}), on_test))  # type: ignore[misc]
         result = plain(self._together(results))
         if fabric.is_global_zero:
             write_json(self.folder / RESULT, result)

@@ -108,6 +108,20 @@ class Run(ABC, Generic[C]):
             raise ValueError(f"{self.folder}: the checkpoint does not fit the model of {CONFIG} ({error})") from error
         return model
 
+    def complete(
+        self,
+        fabric: Fabric,
+        on_epoch: OnEpoch = lambda record: None,
+        on_test: OnTest = lambda done, total: None,
+    ) -> dict[str, Any]:
+        """The result; trained only as far as it is not yet."""
+        result = self.result if self.finished else None
+        if result is None:
+            if fabric.is_global_zero:
+                self.write_config()
+            result = self.train(fabric, on_epoch, on_test)
+        return result
+
     def train(
         self,
         fabric: Fabric,

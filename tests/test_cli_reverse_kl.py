@@ -1,0 +1,401 @@
+"""`dohyo reverse-kl` as a user runs it."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from dohyo.cli import main
+from dohyo.experiments.reverse_kl import ReverseKLRun
+from dohyo.training.log import read_records
+from dohyo.training.state import load_checkpoint
+from real import command, finished, kill_until_done, same_run
+
+FAST = ["--hidden", "20", "--latent", "2", "--check-draws", "100", "--check-terms", "50", "--test-draws", "100",
+        "--test-terms", "50", "--check-every", "20", "--device", "cpu"]  # fmt: skip
+PLAIN_IWAE = ["reverse-kl", "--target", "funnel", "--estimator", "iwae", "--cost", "5", "--learning-rate", "0.005",
+              "--steps", "400", *FAST]  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_plain_iwae_is_caught(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It loosens its bound instead of lowering the KL: found, and training stops, or goes on if asked to."""
+    assert main([*PLAIN_IWAE, "--out", "stop"]) == 0
+    text = capsys.readouterr().out
+    assert "DIVERGED" in text
+    assert "warning: diverged: log p(x) by the encoder" in text
+    stopped = json.loads((here / "stop/result.json").read_text())
+    assert stopped["diverged"]
+    assert stopped["steps"] < 400
+    assert [record["diverged"] for record in read_records(here / "stop")][-2:] == [True, True]
+    assert main(["reverse-kl", "--resume", "stop", "--steps", "500"]) == 0  # the end is final
+    assert "it ended by itself" in capsys.readouterr().out
+
+    assert main([*PLAIN_IWAE, "--on-divergence", "continue", "--out", "go", "--json"]) == 0
+    gone = json.loads(capsys.readouterr().out)
+    assert gone["diverged"]
+    assert gone["steps"] == 400
+    assert gone["training_estimate"] < -10  # impossible for a KL
+    assert gone["reverse_kl"] > 1 > 0 > gone["by_encoder"] + 10
+    first, last = read_records(here / "go")[0], read_records(here / "go")[-1]
+    assert last["reverse_kl"] > first["reverse_kl"]
+    assert "theta loosens the bound instead of lowering the objective" in gone["warnings"][-1]
+
+
+def test_an_unbiased_estimator_in_its_place_does_not_diverge(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*PLAIN_IWAE, "--estimator", "multilevel-rr", "--steps", "200", "--out", "good", "--json"]
+    assert main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert not result["diverged"]
+    assert result["steps"] == 200
+    assert 0 < result["reverse_kl"] < 2
+
+
+def test_the_ring_is_reported_with_its_normaliser(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The estimate and the KL hold log Z; the objective and the ways do not."""
+    arguments = [
+        "--target",
+        "ring",
+        "--estimator",
+        "multilevel-rr",
+        "--cost",
+        "5",
+        "--steps",
+        "40",
+        *FAST,
+        "--out",
+        "r",
+        "--json",
+    ]
+    assert main(["reverse-kl", *arguments]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["reverse_kl"] == pytest.approx(result["objective"] + result["log_normaliser"])
+    assert result["training_estimate"] > 0
+    assert set(result["moments"]) == {"x1", "x2"}
+    assert set(result["moments"]["x1"]) == {"mean", "sd", "stderr", "raw_mean", "raw_sd", "exact_mean", "exact_sd"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--k-draw batch --encoder dreg --paths decoder --optimiser rmsprop --decay none --clip-decoder 1.0",
+        "--encoder variance --paths all --estimator symmetric-sumo",
+        "--encoder iwae --estimator iwae",
+        "--estimator elbo --cost 2",
+        "--estimator jvi",
+    ],
+)
+def test_options(line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--target",
+        "banana",
+        "--estimator",
+        "multilevel-ss",
+        "--cost",
+        "5",
+        "--steps",
+        "20",
+        *FAST,
+        "--out",
+        "r",
+        "--json",
+    ]
+    assert main(["reverse-kl", *arguments, "--json", *line.split()]) == 0, capsys.readouterr().err
+    assert math.isfinite(json.loads(capsys.readouterr().out)["reverse_kl"])
+    config = yaml.safe_load((here / "r/config.yaml").read_text())
+    for name, value in zip(line.split()[::2], line.split()[1::2], strict=True):
+        assert str(config[name[2:].replace("-", "_")]) in (value, f"{value}.0")
+
+
+def test_the_variance_encoder_keeps_its_running_baseline(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--encoder", "variance", "--baseline", "target", "--estimator", "sumo", "--cost", "8", "--steps", "40", *FAST]
+    assert main(["reverse-kl", *arguments, "--out", "r", "--json"]) == 0
+    assert load_checkpoint(here / "r")["numbers"]["baseline"] == pytest.approx(
+        json.loads(capsys.readouterr().out)["objective"], abs=3
+    )
+
+
+# --- targets of a user
+
+MINE = """
+import math, torch
+
+calls = 0
+
+def log_density(x):
+    return -x.square().sum(-1) / 2
+
+def box(x):
+    return torch.where((x.abs() < 1.5).all(-1), -x.square().sum(-1), -torch.inf)
+
+def nan(x):
+    return x.sum(-1) * math.nan
+
+def wrong_shape(x):
+    return -x.square()
+
+def no_gradient(x):
+    return -x.detach().square().sum(-1)
+
+def raises(x):
+    return x[:, 7]
+
+def turns(x):
+    global calls
+    calls += 1
+    return -x.square().sum(-1) * (math.nan if calls > 70 else 1.0)
+
+def climbs(x):
+    global calls
+    calls += 1
+    return -x.square().sum(-1) + (math.inf if calls > 70 else 0.0)
+
+def sometimes(x):  # in draws of a check, which has no gradient, alone
+    value = -x.square().sum(-1)
+    return value if x.requires_grad else torch.where(x[:, 0] > 0.5, math.nan, value)
+"""
+
+
+@pytest.fixture
+def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    name = f"mine_{here.name}"  # a name of its own: modules stay imported from test to test
+    (here / f"{name}.py").write_text(MINE)
+    return here
+
+
+def own(mine: Path, function: str, *arguments: str) -> list[str]:
+    target = f"mine_{mine.name}:{function}"
+    options = ["--target", target, "--dimension", "3", "--estimator", "multilevel-rr", "--cost", "5", "--steps", "100", *FAST]
+    return ["reverse-kl", *options, *arguments]
+
+
+def test_a_density_that_is_zero_at_some_draws(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(own(mine, "box", "--out", "r")) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    assert "warning: the target's density is zero at" in text
+    assert "the reverse KL is infinite" in text
+    result = json.loads((mine / "r/result.json").read_text())
+    assert result["objective"] is result["training_estimate"] is None
+    assert not result["diverged"]
+    assert result["moments"]["x1"]["sd"] < 1.5
+    assert (mine / "r/learning_curves.png").exists()
+
+
+@pytest.mark.parametrize(("function", "message"), [("turns", "NaN"), ("climbs", "+inf")])
+def test_a_target_that_goes_wrong_late(function: str, message: str, mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run stops, says why, and leaves the checkpoint of the check before."""
+    assert main(own(mine, function, "--out", "r", "--checkpoint-seconds", "0")) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    records, step = read_records(mine / "r"), load_checkpoint(mine / "r")["numbers"]["step"]
+    assert 0 < step == records[-1]["step"] < 100
+    assert all(value.isfinite().all() for value in load_checkpoint(mine / "r")["model"].values())
+    assert not (mine / "r/result.json").exists()
+    module = sys.modules[f"mine_{mine.name}"]
+    module.calls = -1000  # type: ignore[attr-defined]  # mended
+    assert main(["reverse-kl", "--resume", "r", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 100
+
+
+def test_a_target_that_is_nan_in_a_check(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (mine / f"mine_{mine.name}.py").write_text(MINE.replace("x.requires_grad", "x.requires_grad or len(x) == 64"))
+    assert main(own(mine, "sometimes", "--out", "r")) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "sometimes is NaN at" in error
+    assert "of 100 draws of the model, such as x = (" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "MINE:nan"], "is NaN at 64 of 64 points"),
+        (["--target", "MINE:wrong_shape"], "it must be (64,)"),
+        (["--target", "MINE:no_gradient"], "has no gradient"),
+        (["--target", "MINE:raises"], "raised IndexError"),
+        (["--target", "MINE:log_densty"], "log_densty"),
+        (["--target", "MINE:log_density", "--dimension", "null"], "give --dimension N"),
+        (["--target", "MINE:log_density", "--dimension", "0"], "whole number from 1"),
+        (["--target", "nomodule:log_density"], "nomodule"),
+        (["--target", "funel"], "did you mean 'funnel'"),
+        (["--target", "funnel", "--dimension", "4"], "leave out --dimension"),
+        (["--estimator", "sumoo"], "did you mean 'sumo'"),
+        (["--encoder", "sleap"], "did you mean 'sleep'"),
+        (["--encoder", "same"], "trains the encoder on noise"),
+        (["--estimator", "iwae", "--paths", "x"], "use 'all'"),
+        (["--estimator", "iwae", "--encoder", "dreg"], "use encoder 'iwae'"),
+        (["--estimator", "sumo", "--cost", "1"], "cost is 1"),
+        (["--on-divergence", "stay"], "on_divergence"),
+        (["--optimiser", "adm"], "did you mean 'adam'"),
+        (["--decay", "liner"], "did you mean 'linear'"),
+        (["--steps", "0"], "steps is 0"),
+        (["--steps", "ten"], "steps"),
+        (["--check-draws", "1"], "check_draws is 1"),
+        (["--learning-rate", "-1"], "learning_rate is -1"),
+        (["--learning-rate", "nan"], "learning_rate"),
+        (["--hidden", "0"], "hidden is 0"),
+        (["--device", "tpu"], "device is 'tpu'"),
+        (["--colour", "red"], "colour"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments: list[str], message: str, mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [argument.replace("MINE", f"mine_{mine.name}") for argument in arguments]
+    dimension = (
+        [] if "--dimension" in arguments or "--target" not in arguments or ":" not in arguments[1] else ["--dimension", "3"]
+    )
+    assert main(["reverse-kl", *arguments, *dimension, "--out", "x"]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("dohyo: error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert not (mine / "x").exists()
+
+
+# --- the command in a process of its own
+
+
+def run(*arguments: str, folder: Path, of: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    return finished([*(of or command("reverse-kl")), *arguments], folder)
+
+
+SUMO_RUN = ["--target", "funnel", "--estimator", "sumo", "--cost", "15", "--seed", "0", "--steps", "200", *FAST,
+            "--checkpoint-seconds", "0"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the finished run `a` of 200 steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    done = run(*SUMO_RUN, "--out", "a", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "reverse KL" in done.stdout
+    assert done.stderr == ""
+    return folder
+
+
+def test_the_commands_of_the_documentation(tmp_path: Path) -> None:
+    """As they are written, but for few steps and small checks."""
+    fewer = ["--check-draws", "50", "--check-terms", "50", "--test-draws", "50", "--test-terms", "50", "--json"]
+    line = "--target funnel --estimator sumo --cost 15 --steps 20 --seed 0 --out runs/f"
+    done = run(*line.split(), *fewer, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1
+    assert result == json.loads((tmp_path / "runs/f/result.json").read_text())
+    assert set(result) >= {"reverse_kl", "reverse_kl_stderr", "training_estimate", "objective", "diverged", "khat", "moments"}
+    assert (result["reverse_kl"], result["steps"], result["diverged"]) == (result["objective"], 20, False)
+    assert result["expected_cost"] == pytest.approx(15.078, abs=1e-3)
+
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text("")
+    (tmp_path / "package/module.py").write_text(MINE)
+    line = "--target package.module:log_density --dimension 3 --estimator multilevel-rr --cost 15 --out runs/g"
+    done = run(*line.split(), "--steps", "20", *fewer, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["reverse_kl"] is result["log_normaliser"] is None
+    assert -6 < result["objective"] < 6
+    assert set(result["moments"]) == {"x1", "x2", "x3"}
+    assert (tmp_path / "runs/g/marginals.png").exists()
+
+
+def test_the_run_folder_is_whole(runs: Path) -> None:
+    names = {path.name for path in (runs / "a").iterdir()}
+    pictures = {f"{name}.{ending}" for name in ("learning_curves", "density") for ending in ("png", "json")}
+    assert names == {"config.yaml", "metrics.jsonl", "result.json", "checkpoint.pt", "draws.npz", "tensorboard"} | pictures
+    config = yaml.safe_load((runs / "a/config.yaml").read_text())
+    assert (config["encoder"], config["paths"], config["clip_decoder"], config["optimiser"]) == ("sleep", "x", None, "adam")
+    records = read_records(runs / "a")
+    assert [record["step"] for record in records] == list(range(20, 201, 20))
+    curves = json.loads((runs / "a/learning_curves.json").read_text())
+    assert curves["estimate"] == pytest.approx([record["estimate"] for record in records], rel=1e-5)
+    assert ReverseKLRun.open(runs / "a").finished
+
+
+def test_resuming_a_finished_run_does_nothing(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(runs)
+    before = (runs / "a/result.json").stat().st_mtime_ns
+    assert main(["reverse-kl", "--resume", "a"]) == 0
+    assert "already finished after 200 steps; --steps N extends it" in capsys.readouterr().out
+    assert (runs / "a/result.json").stat().st_mtime_ns == before
+    for arguments, message in (
+        (["--resume", "a", "--cost", "5"], "--cost 5.0 differs from the run's 15.0"),
+        (["--out", "a"], "already holds a run"),
+        (["--resume", "nowhere"], "holds no run"),
+        ([], "--out FOLDER"),
+    ):
+        assert main(["reverse-kl", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_killed_at_random_times_it_ends_the_same(runs: Path) -> None:
+    """SIGKILL, again and again, until a run gets through; the result is the uninterrupted run's, bit for bit."""
+    first, again = command("reverse-kl", *SUMO_RUN, "--out", "killed"), command("reverse-kl", "--resume", "killed")
+    assert kill_until_done(first, again, runs, "killed") == 2
+    assert same_run(runs / "a", runs / "killed")
+    assert not list((runs / "killed").glob(".*"))
+
+
+def test_extending_a_run(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without decay a longer run is the shorter one and more, so that extending it is the same as having asked for it."""
+    monkeypatch.chdir(runs)
+    steady = [*SUMO_RUN, "--decay", "none"]
+    assert main(["reverse-kl", *steady, "--steps", "60", "--out", "long"]) == 0
+    assert main(["reverse-kl", *steady, "--steps", "40", "--out", "short"]) == 0
+    assert main(["reverse-kl", "--resume", "short", "--steps", "60"]) == 0, capsys.readouterr().err
+    assert same_run(runs / "long", runs / "short")
+    assert main(["reverse-kl", "--resume", "short", "--steps", "70"]) == 0  # an epoch of ten steps, and on from there
+    assert main(["reverse-kl", "--resume", "short", "--steps", "100"]) == 0
+    assert [record["step"] for record in read_records(runs / "short")] == [20, 40, 60, 70, 90, 100]
+
+
+def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
+    process = subprocess.Popen(
+        command("reverse-kl", *SUMO_RUN, "--steps", "1000000", "--out", "interrupted"),
+        cwd=runs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    while process.poll() is None and len(read_records(runs / "interrupted")) < 2:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error == "dohyo: interrupted; go on with: dohyo reverse-kl --resume interrupted\n"
+    assert load_checkpoint(runs / "interrupted")["numbers"]["step"] >= 20
+
+
+def test_two_processes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One log, one checkpoint, other draws in each process; and resumed by as many."""
+    both = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dohyo", "reverse-kl"]
+    options = [*SUMO_RUN, "--steps", "60", "--learning-rate", "0.005", "--check-draws", "101"]
+    done = run(*options, "--out", "two", folder=here, of=both)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("training estimate") == 1
+    records = read_records(here / "two")
+    assert [record["step"] for record in records] == [20, 40, 60]
+    assert not torch.equal(*(noise["cpu"] for noise in load_checkpoint(here / "two")["noise"]))
+    assert main(["reverse-kl", *options, "--out", "one"]) == 0, capsys.readouterr().err
+    single = read_records(here / "one")
+    for one, two in zip(single, records, strict=True):
+        allowed = 6 * math.hypot(one["stderr"], two["stderr"]) + 0.2
+        assert one["reverse_kl"] == pytest.approx(two["reverse_kl"], abs=allowed)
+        assert one["estimate_stderr"] == pytest.approx(two["estimate_stderr"], rel=1.0)
+    done = run("--resume", "two", "--steps", "80", "--json", folder=here, of=both)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 80
