@@ -259,7 +259,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(runs: Path) -> None:
 
 
 def test_replicas(runs: Path) -> None:
-    """Each equals its seed trained alone; the result is their mean, with them beside it; killed in between, it goes on."""
+    """Each equals its seed trained alone, to rounding; the result is their mean, with them beside it; it goes on."""
     done = run("train", *SUMO, "--epochs", "2", "--replicas", "3", "--out", "three", "--json", folder=runs)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -270,8 +270,10 @@ def test_replicas(runs: Path) -> None:
     assert result["test_nll_spread"] == pytest.approx(float(torch.tensor(nlls, dtype=torch.float64).std()))
     assert set(result) - set(result["replicas"][0]) == {"replicas", "test_nll_spread", "test_nll_mean_stderr"}
     seed = result["replicas"][1]["seed"]
-    assert run("train", *SUMO, "--seed", str(seed), "--epochs", "2", "--out", "alone", folder=runs).returncode == 0
-    assert same_run(runs / "three/replica_1", runs / "alone")
+    alone = ("--seed", str(seed), "--k-seed", str(result["seed"]), "--epochs", "2", "--out", "alone")
+    assert run("train", *SUMO, *alone, folder=runs).returncode == 0
+    assert json.loads((runs / "alone/result.json").read_text())["test_nll"] == pytest.approx(nlls[1], abs=1e-4)
+    assert result["warnings"] == json.loads((runs / "alone/result.json").read_text())["warnings"]
 
     (runs / "three/result.json").unlink()
     (runs / "three/replica_2/result.json").unlink()
@@ -281,3 +283,24 @@ def test_replicas(runs: Path) -> None:
     refused = run("evaluate", "three", folder=runs)
     assert refused.returncode == 2
     assert "three/replica_0" in refused.stderr
+
+
+def test_replicas_that_cannot_be_batched_run_in_sequence(runs: Path) -> None:
+    (runs / "branching.py").write_text(
+        "from dohyo.models import VAE\n"
+        "class Branching(VAE):\n"
+        "    def encode(self, x):\n"
+        "        code = super().encode(x)\n"
+        "        return code if float(code.sum()) > 0 else code + 0.0\n"
+    )
+    options = (*SUMO, "--model", "branching:Branching", "--epochs", "1", "--replicas", "2")
+    done = run("train", *options, "--out", "sequence", folder=runs)
+    assert done.returncode == 0, done.stderr
+    assert "the replicas ran one after the other: Branching cannot be mapped over replicas" in done.stdout + done.stderr
+    together = run("train", *SUMO, "--epochs", "1", "--replicas", "2", "--out", "together", "--json", folder=runs)
+    nlls = [[replica["test_nll"] for replica in found["replicas"]] for found in
+            (json.loads(together.stdout), json.loads((runs / "sequence/result.json").read_text()))]  # fmt: skip
+    assert nlls[0] == pytest.approx(nlls[1], abs=1e-4)  # the two models are the same, and so is every number
+    refused = run("train", *options[:-2], "--program", "captured", "--out", "captured", folder=runs)
+    assert refused.returncode == 2
+    assert "Branching cannot be mapped" in refused.stderr

@@ -61,7 +61,7 @@ def test_the_iwae_encoder_and_same() -> None:
     torch.testing.assert_close(gradients(losses.phi, phi), gradients(-expected.mean(), phi))
     torch.manual_seed(1)
     same = maximum_likelihood(IWAE(7))(model, X.double(), torch.Generator().manual_seed(2))
-    assert same.phi is same.theta
+    assert same.for_phi is same.for_theta
     torch.testing.assert_close(gradients(same.theta, theta + phi), gradients(-expected.mean(), theta + phi))
 
 

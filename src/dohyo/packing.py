@@ -13,14 +13,28 @@ from torch import Tensor
 _FEW_CELLS = 2**12
 
 
-def rows(counts: Tensor) -> Tensor:
-    """The datum to which each packed row belongs: datum i, `counts[i]` times.
+def rows(counts: Tensor, device: torch.device | None = None) -> Tensor:
+    """The datum to which each packed row belongs: datum i, `counts[i]` times. Equal counts never make a `device` wait.
 
     Example:
         >>> rows(torch.tensor([2, 1, 3]))
         tensor([0, 0, 1, 2, 2, 2])
     """
-    return torch.repeat_interleave(counts)
+    n, device = even(counts), device or counts.device
+    if n is None:
+        return torch.repeat_interleave(counts).to(device)
+    return torch.arange(len(counts), device=device)[:, None].expand(-1, n).reshape(-1)
+
+
+def even(counts: Tensor) -> int | None:
+    """The count that all data have, if they have one."""
+    return int(counts[0]) if len(counts) and bool((counts == counts[0]).all()) else None
+
+
+def moved(counts: Tensor, device: torch.device) -> Tensor:
+    """The counts on `device`, which equal ones never make wait."""
+    n = even(counts)
+    return counts.to(device) if n is None or counts.device == device else torch.full(counts.shape, n, device=device)
 
 
 def pad(packed: Tensor, counts: Tensor) -> Tensor:
@@ -47,6 +61,9 @@ def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, co
     """
     if packed.numel() != int(counts.sum()):
         raise ValueError(f"{packed.numel()} packed log-weights for counts that sum to {int(counts.sum())}")
+    n = even(counts)
+    if n is not None:  # they are a rectangle already
+        return reduce(packed.view(len(counts), n), moved(counts, packed.device))
     starts = counts.cumsum(0) - counts
     members = _buckets(counts)
     reduced = []
@@ -57,6 +74,32 @@ def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, co
         reduced.append(reduce(_rectangle(packed, own_counts, own_starts, width), own_counts))
     order = torch.cat(members).argsort().to(packed.device)
     return torch.cat(reduced)[order]
+
+
+def through_tables(
+    function: Callable[..., tuple[Tensor, ...]], packed: Tensor, counts: Tensor, *of_each: Tensor
+) -> tuple[Tensor, ...]:
+    """`function(log_w, counts, *of_each)` on the tables of `reduce_packed`, for functions that return several tensors.
+
+    What it returns as a table like `log_w` comes back packed, what it returns for each datum comes back in the data's order;
+    `of_each` are numbers of each datum that it needs. No gradients pass.
+    """
+    n = even(counts)
+    if n is not None:
+        found = function(packed.view(len(counts), n), moved(counts, packed.device), *of_each)
+        return tuple(part.flatten() for part in found)
+    starts, members = (counts.cumsum(0) - counts).to(packed.device), [data.to(packed.device) for data in _buckets(counts)]
+    counts, parts, places, packs = counts.to(packed.device), [], [], []
+    for data in members:
+        columns = torch.arange(int(counts[data].max()), device=packed.device)
+        own = columns < counts[data][:, None]
+        found = function(_rectangle(packed, counts[data], starts[data], len(columns)), counts[data], *(x[data] for x in of_each))
+        packs = [part.ndim == 2 for part in found]
+        parts.append([part[own] if part.ndim == 2 else part for part in found])
+        places.append((starts[data][:, None] + columns)[own])
+    row_order, order = torch.cat(places).argsort(), torch.cat(members).argsort()
+    joined = [torch.cat(part) for part in zip(*parts, strict=True)]
+    return tuple(part[row_order if pack else order] for part, pack in zip(joined, packs, strict=True))
 
 
 def _buckets(counts: Tensor) -> list[Tensor]:

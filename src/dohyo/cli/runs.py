@@ -65,7 +65,7 @@ def run_command(
         if fabric.is_global_zero:
             run.write_config()  # its length may have changed
         try:
-            with _interruptible() as interrupted:
+            with interruptible() as interrupted:
                 result = _train_with_progress(run, fabric, quiet, interrupted, note)
         except RuntimeError as error:
             if fabric.world_size == 1:
@@ -113,7 +113,7 @@ def _resumed_run(run_type: "type[Run[Any]]", folder: Path, explicit: dict[str, A
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[list[int]]:
+def interruptible() -> Iterator[list[int]]:
     """Ctrl-C and a polite kill end the run; the signals seen are listed, because an exception may be lost in a callback."""
     seen: list[int] = []
 
@@ -148,10 +148,13 @@ def _train_with_progress(
         training = progress.add_task(run.length, total=length * replicas, completed=done, note="")
         testing = progress.add_task("test", total=None, note="", visible=False)
 
+        epochs: dict[int, int] = {}
+
         def on_epoch(record: dict[str, Any]) -> None:
             if interrupted:
                 raise KeyboardInterrupt
-            progress.update(training, completed=record[unit] + length * record.get("replica", 0), note=note(record))
+            epochs[record.get("replica", 0)] = record[unit]
+            progress.update(training, completed=sum(epochs.values()), note=note(record))
 
         def on_test(done: int, total: int) -> None:
             progress.update(testing, completed=done, total=total, visible=True)

@@ -81,6 +81,14 @@ class Estimator(ABC):
             u = (torch.randperm(batch, generator=generator, device=u.device) + u) / batch
         return self.terms(self.depth_law.quantile(u)).expand(batch).clone()
 
+    def shared_plans(self, steps: int, generator: torch.Generator | None = None) -> list[int]:
+        """The counts of `steps` calls of `plan(batch, generator, shared=True)`, made at once: a law is slow on single numbers."""
+        if steps == 0:
+            return []
+        u = torch.cat([uniform(1, generator) for _ in range(steps)])
+        counts: list[int] = self.terms(self.depth_law.quantile(u)).tolist()
+        return counts
+
     def reduce(self, log_w: Tensor, counts: Tensor) -> Tensor:
         """The estimates, (batch,) float64, from log_w (batch, width); row i holds `counts[i]` log-weights, then anything.
 

@@ -33,6 +33,9 @@ class FixedEstimator(Estimator):
         device = generator.device if generator is not None else None
         return torch.full((batch,), self.k, device=device)
 
+    def shared_plans(self, steps: int, generator: torch.Generator | None = None) -> list[int]:
+        return [self.k] * steps
+
     def terms(self, depth: Tensor) -> Tensor:
         return torch.full_like(depth, self.k)
 

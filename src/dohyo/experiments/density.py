@@ -23,7 +23,9 @@ from dohyo.objectives import MaximumLikelihood, maximum_likelihood
 from dohyo.objectives.maximum_likelihood import check_model
 from dohyo.training import LoopConfig
 from dohyo.training.log import read_records
+from dohyo.training.loop import Member, train_together
 from dohyo.training.processes import gather
+from dohyo.training.replicas import Unbatchable
 from dohyo.training.state import load_checkpoint
 from dohyo.training.tasks import OnData, Task
 
@@ -41,6 +43,7 @@ class DensityConfig(LoopConfig):
         latent: Latent dimensions.
         estimator: What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
         cost: The expected number of log-weights for each datum in a step.
+        max_terms: The most log-weights of a datum, of which the estimator is then unbiased for IWAE; null for no limit.
         encoder: What phi follows: same, variance, iwae or dreg; by default same for bounds and dreg for unbiased estimators.
         k_draw: batch or datum: one K for a batch, or one for each datum.
         baseline: zero or running, for encoder variance.
@@ -48,7 +51,8 @@ class DensityConfig(LoopConfig):
         clip_decoder: The most that the norm of theta's gradient may be; auto is 10 for bounds and 20 for unbiased estimators.
         clip_encoder: The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.
         test_terms: The test NLL is by IWAE with this many terms.
-        replicas: How many runs, with seeds from `seed` on, one after the other; the result is their mean and spread.
+        replicas: How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean
+            and spread. Each has its own data order and noise; K is common to all.
     """
 
     data: str = "digits"
@@ -59,6 +63,7 @@ class DensityConfig(LoopConfig):
     latent: int = 50
     estimator: str = "sumo"
     cost: float = 15.0
+    max_terms: int | None = None
     encoder: str | None = None
     k_draw: str = "batch"
     baseline: str = "zero"
@@ -70,20 +75,20 @@ class DensityConfig(LoopConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least_one("test_terms", "hidden", "latent", "replicas")
+        self._at_least_one("test_terms", "hidden", "latent", "replicas", "max_terms")
         if self.data_dir is not None:
             self.data_dir = self.data_dir.resolve()
         if Path(self.data).suffix:  # a file: found again from another folder
             self.data = str(Path(self.data).resolve())
         objective = self.objective()
         self.encoder = objective.encoder
-        bound = objective.estimator.target_terms != math.inf
+        bound = objective.estimator.depth_law.cap == 0  # a fixed number of terms
         others = 5000.0 if self.encoder == "variance" else 125.0
         self.clip_decoder = _auto(self.clip_decoder, 10.0 if bound else 20.0, "clip_decoder")
         self.clip_encoder = _auto(self.clip_encoder, 10.0 if bound and self.encoder == "same" else others, "clip_encoder")
 
     def objective(self) -> MaximumLikelihood:
-        estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost)
+        estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, self.max_terms)
         return maximum_likelihood(estimator, self.encoder, k_draw=self.k_draw, baseline=self.baseline, clip_datum=self.clip_datum)
 
     def dataset(self) -> Dataset:
@@ -118,8 +123,8 @@ class DensityRun(Run[DensityConfig]):
     @cached_property
     def replicas(self) -> list["DensityRun"]:
         """The runs of a replicated one, each in a folder of its own; empty if there is one run only."""
-        count = self.config.replicas
-        configs = [dataclasses.replace(self.config, seed=self.config.seed + i, replicas=1) for i in range(count)]
+        count, k_seed = self.config.replicas, self.config.seed if self.config.k_seed is None else self.config.k_seed
+        configs = [dataclasses.replace(self.config, seed=self.config.seed + i, k_seed=k_seed, replicas=1) for i in range(count)]
         return [DensityRun(self.folder / f"replica_{i}", config) for i, config in enumerate(configs)] if count > 1 else []
 
     @property
@@ -136,13 +141,34 @@ class DensityRun(Run[DensityConfig]):
     def train(self, fabric: Fabric, on_epoch: OnEpoch = lambda record: None, on_test: OnTest = lambda *_: None) -> dict[str, Any]:
         if not self.replicas:
             return super().train(fabric, on_epoch, on_test)
+        sequence = self._train_together(fabric, on_epoch)
         results = []
         for number, replica in enumerate(self.replicas):
             results.append(replica.complete(fabric, lambda record, n=number: on_epoch({**record, "replica": n}), on_test))  # type: ignore[misc]
         result = plain(self._together(results))
+        if sequence:
+            result["warnings"] = [f"the replicas ran one after the other: {sequence}", *result["warnings"]]
         if fabric.is_global_zero:
             write_json(self.folder / RESULT, result)
         return dict(result)
+
+    def _train_together(self, fabric: Fabric, on_epoch: OnEpoch) -> str:
+        """Train the replicas in one program, as far as they are not yet; or say why they must run in sequence."""
+        pending = [(number, replica) for number, replica in enumerate(self.replicas) if not replica.finished]
+        if len(pending) < 2:
+            return ""
+        members = []
+        for _, replica in pending:
+            if fabric.is_global_zero:
+                replica.write_config()
+            model, task, objective = replica.parts
+            members.append(Member(model, task, replica.config, replica.folder))
+        try:
+            for place, record in train_together(members, objective, fabric):
+                on_epoch({**record, "replica": pending[place][0]})
+        except Unbatchable as error:
+            return str(error)
+        return ""
 
     def _together(self, results: list[dict[str, Any]]) -> dict[str, Any]:
         """The mean of every number that differs between replicas, with the spread of the test NLL, and the replicas."""

@@ -8,6 +8,7 @@ on its own, on a vector of scalars, and the network's backward pass runs on :mat
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from dohyo.estimators import Estimator
 from dohyo.marginal import one_for_each
 from dohyo.names import named
-from dohyo.packing import reduce_packed, rows
+from dohyo.packing import rows, through_tables
 
 ENCODERS = {
     "same": "follows the estimator itself; only where that is not unbiased for log p(x)",
@@ -28,80 +29,158 @@ DRAWN_ENCODERS = ENCODERS | {"sleep": "learns q(z; x) from the z that each x was
 
 
 @dataclass(frozen=True)
+class Term:
+    """What is differentiated: a scalar, or sum_i c_i y_i with constant c."""
+
+    output: Tensor
+    coefficients: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        return self.output if self.coefficients is None else (self.coefficients * self.output).sum()
+
+
+@dataclass(frozen=True)
 class Losses:
     """One step's losses, each with the gradient that is wanted and no other meaning.
 
     Attributes:
-        theta, phi: Scalars; differentiate `theta` by the model's parameters and `phi` by the proposal's. The same object
+        for_theta, for_phi: Differentiate the one by the model's parameters and the other by the proposal's. The same object
             where one backward pass serves both.
         level: (batch,) a running baseline is the mean of these over earlier steps.
         numbers: What to record, each (batch,).
+        apart: Whether `for_theta` has no gradient in phi, nor `for_phi` in theta, so that one backward pass of both serves both.
     """
 
-    theta: Tensor
-    phi: Tensor
+    for_theta: Term
+    for_phi: Term
     level: Tensor
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    apart: bool = False
+
+    @property
+    def theta(self) -> Tensor:
+        """The model's loss, a scalar."""
+        return self.for_theta.value
+
+    @property
+    def phi(self) -> Tensor:
+        """The proposal's loss, a scalar."""
+        return self.for_phi.value
 
 
 @dataclass(frozen=True)
-class Weighed:
-    """Estimates of log p(x) for a batch with the coefficients of their gradients.
+class Weights:
+    """Log-weights of a batch.
 
     Attributes:
         log_w: (rows,) in the network's graph.
+        log_w_phi: The same numbers for phi's loss; another tensor where theta's and phi's graphs are apart.
         rows: (rows,) the datum of each.
-        value: (rows,) dY / dlog w: the estimate's own gradient.
-        phi: (rows,) the gradient of the encoder's loss, summed over data; None for encoder "same".
-        log_px: (batch,) the estimates Y.
-        iwae: (batch,) IWAE_n of the same weights, a steadier number to watch.
+        counts: (batch,) how many each datum has.
     """
 
     log_w: Tensor
+    log_w_phi: Tensor
     rows: Tensor
-    value: Tensor
-    phi: Tensor | None
-    log_px: Tensor
-    iwae: Tensor
+    counts: Tensor
 
     def dot(self, coefficients: Tensor) -> Tensor:
         """The sum of c_i log w_i."""
         return (coefficients.to(self.log_w.dtype) * self.log_w).sum()
 
 
+def draw_weights(
+    source: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]],
+    x: Tensor,
+    estimator: Estimator,
+    depth: torch.Generator | Tensor | None,
+    shared: bool,
+) -> Weights:
+    """Log-weights for the data x.
+
+    Args:
+        source: rows -> log-weights, or the same log-weights twice, for theta's gradient alone and for phi's alone.
+        depth: What draws the plan, or the plan itself.
+    """
+    counts = depth if isinstance(depth, Tensor) else estimator.plan(len(x), depth, shared=shared)
+    wanted = rows(counts, x.device)
+    found = source(wanted)
+    log_w, log_w_phi = found if isinstance(found, tuple) else (found, found)
+    one_for_each(wanted, log_w)
+    if not log_w.requires_grad:
+        raise ValueError("log_weights has no gradient: it must be made of the model's parameters, without detach or no_grad")
+    return Weights(log_w, log_w_phi, wanted, counts)
+
+
+def coefficients(
+    log_w: Tensor, counts: Tensor, baseline: Tensor, estimator: Estimator, encoder: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The estimates and the coefficients of their gradients, from a table of log-weights: never waits for the host.
+
+    Args:
+        log_w: (batch, width); row i holds counts[i] log-weights, then anything.
+        baseline: (batch,) for encoder "variance".
+
+    Returns:
+        value: (batch, width) dY / dlog w, the estimate's own gradient.
+        phi: (batch, width) the gradient of the encoder's loss; `value` again for encoder "same".
+        log_px: (batch,) the estimates Y.
+        iwae: (batch,) IWAE_n of the same weights, a steadier number to watch.
+    """
+    leaf = log_w.detach().double().requires_grad_()
+    with torch.enable_grad():
+        log_px = estimator.reduce(leaf, counts)
+        (value,) = torch.autograd.grad(log_px.sum(), leaf)
+    log_px, leaf, phi = log_px.detach(), leaf.detach(), value
+    own = torch.arange(leaf.shape[1], device=leaf.device) < counts[:, None]
+    log_sum = torch.where(own, leaf, -torch.inf).logsumexp(-1)
+    if encoder == "variance":
+        phi = torch.where(value == 0, 0.0, 2 * (log_px - baseline)[:, None] * value)  # an estimate of -inf has gradient zero
+    elif encoder != "same":
+        empty = log_sum[:, None] == -torch.inf  # a datum of zero weights asks for nothing
+        posterior = torch.where(empty, 0.0, (leaf - log_sum[:, None]).exp())
+        phi = -posterior if encoder == "iwae" else -posterior.square()
+    return value, phi, log_px, log_sum - counts.double().log()
+
+
+@dataclass(frozen=True)
+class Weighed(Weights):
+    """Log-weights with what `coefficients` makes of them: `value` and `phi` (rows,), `log_px` and `iwae` (batch,)."""
+
+    value: Tensor
+    phi: Tensor
+    log_px: Tensor
+    iwae: Tensor
+
+
 def weigh(
-    source: Callable[[Tensor], Tensor],
+    source: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]],
     x: Tensor,
     estimator: Estimator,
     encoder: str,
-    generator: torch.Generator | None,
+    depth: torch.Generator | Tensor | None,
     shared: bool,
     baseline: float | Tensor = 0.0,
 ) -> Weighed:
-    """Draw a plan and its log-weights for the data x, estimate log p(x), and find the coefficients."""
-    counts = estimator.plan(len(x), generator, shared=shared)
-    wanted = rows(counts).to(x.device)
-    log_w = one_for_each(wanted, source(wanted))
-    if not log_w.requires_grad:
-        raise ValueError("log_weights has no gradient: it must be made of the model's parameters, without detach or no_grad")
-    leaf = log_w.detach().double().requires_grad_()
-    with torch.enable_grad():
-        log_px = reduce_packed(estimator.reduce, leaf, counts)
-        (value,) = torch.autograd.grad(log_px.sum(), leaf, retain_graph=True)
-        iwae = reduce_packed(_log_mean, leaf.detach(), counts)
-        phi = None
-        if encoder == "variance":
-            (phi,) = torch.autograd.grad((log_px - baseline).square().sum(), leaf)
-        elif encoder != "same":
-            empty = (iwae == -torch.inf)[wanted]  # all weights of the datum are zero: it asks for nothing
-            posterior = (leaf.detach() - (iwae + counts.to(x.device).double().log())[wanted]).exp()  # normalised
-            posterior = torch.where(empty, 0.0, posterior)
-            phi = -posterior if encoder == "iwae" else -posterior.square()
-    return Weighed(log_w, wanted, value, phi, log_px.detach(), iwae)
+    """Log-weights for the data x, the estimates of log p(x) that they give, and the coefficients of their gradients."""
+    drawn = draw_weights(source, x, estimator, depth, shared)
+    function = partial(coefficients, estimator=estimator, encoder=encoder)
+    found = through_tables(function, drawn.log_w.detach(), drawn.counts, of_each(baseline, x))
+    return Weighed(drawn.log_w, drawn.log_w_phi, drawn.rows, drawn.counts, *found)
 
 
-def source_of(model: Any, x: Tensor, encoder: str) -> Callable[[Tensor], Tensor]:
-    """rows -> log-weights, as the encoder's loss wants them."""
+def of_each(baseline: float | Tensor, x: Tensor) -> Tensor:
+    """The baseline of each datum, (batch,) float64."""
+    if isinstance(baseline, Tensor):
+        return baseline.double().expand(len(x))
+    return torch.full((len(x),), baseline, dtype=torch.float64, device=x.device)
+
+
+def source_of(model: Any, x: Tensor, encoder: str) -> Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]:
+    """rows -> log-weights, as the encoder's loss wants them; apart for theta and phi where the model can and that is wanted."""
+    if hasattr(model, "bind_apart") and encoder != "same":
+        return model.bind_apart(x, detach_posterior=encoder == "dreg")  # type: ignore[no-any-return]
     if encoder == "dreg":
         return model.bind(x, detach_posterior=True)  # type: ignore[no-any-return]
     return model.bind(x) if hasattr(model, "bind") else lambda wanted: model.log_weights(x, wanted)
@@ -114,9 +193,9 @@ def sleep_loss(model: Any, z: Tensor, x: Tensor) -> Tensor:
 
 
 def check_choices(estimator: Estimator, encoder: str | None, k_draw: str, encoders: Mapping[str, str] = ENCODERS) -> str:
-    """The encoder's loss, by default "same" for bounds and "dreg" for unbiased estimators; or a ValueError."""
+    """The encoder's loss, by default "same" for a fixed number of terms and "dreg" for a random one; or a ValueError."""
     unbiased = estimator.target_terms == math.inf
-    encoder = encoder or ("dreg" if unbiased else "same")
+    encoder = encoder or ("dreg" if estimator.depth_law.cap > 0 else "same")
     named(encoders, encoder, "encoder objective")
     named({"batch": 0, "datum": 0}, k_draw, "k_draw")
     if encoder == "same" and unbiased:
@@ -125,7 +204,3 @@ def check_choices(estimator: Estimator, encoder: str | None, k_draw: str, encode
             f"alone; use encoder {', '.join(repr(name) for name in encoders if name != 'same')}"
         )
     return encoder
-
-
-def _log_mean(log_w: Tensor, counts: Tensor) -> Tensor:
-    return log_w.logsumexp(-1) - counts.double().log()

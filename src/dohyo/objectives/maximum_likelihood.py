@@ -1,7 +1,9 @@
 """Maximum likelihood: theta climbs an estimate of log p(x), phi makes that estimate better."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor
 from dohyo.estimators import Estimator
 from dohyo.marginal import Model
 from dohyo.names import named
-from dohyo.objectives.losses import Losses, check_choices, source_of, weigh
+from dohyo.objectives.losses import Losses, Term, check_choices, coefficients, draw_weights, of_each, source_of
+from dohyo.packing import through_tables
 
 
 @dataclass(frozen=True)
@@ -23,26 +26,39 @@ class MaximumLikelihood:
     running_baseline: bool
     clip_datum: float
 
-    def __call__(self, model: Model, x: Tensor, generator: torch.Generator | None = None, baseline: float = 0.0) -> Losses:
-        """The losses of a batch; their means are over the batch."""
-        source = source_of(model, x, self.encoder)
-        weighed = weigh(source, x, self.estimator, self.encoder, generator, self.shared, baseline)
-        value, clipped = self._clip(weighed.value, weighed.rows, len(x))
-        theta = weighed.dot(-value / len(x))
-        phi = theta if weighed.phi is None else weighed.dot(weighed.phi / len(x))
-        numbers = {"train_nll": -weighed.log_px, "train_iwae_nll": -weighed.iwae, "clipped_data": clipped}
-        return Losses(theta, phi, weighed.iwae, numbers)
+    tables: Callable[..., tuple[Tensor, ...]] = field(default=through_tables, repr=False, compare=False)
+
+    def __call__(
+        self, model: Model, x: Tensor, depth: torch.Generator | Tensor | None = None, baseline: float | Tensor = 0.0
+    ) -> Losses:
+        """The losses of a batch; their means are over the batch. `depth` draws K, or holds the counts of log-weights itself."""
+        drawn = draw_weights(source_of(model, x, self.encoder), x, self.estimator, depth, self.shared)
+        runs = getattr(model, "runs", 1)  # of replicas, each with its own batch
+        function = partial(self._coefficients, batch=len(x) // runs, dtype=drawn.log_w.dtype)
+        theta, phi, *numbers = self.tables(function, drawn.log_w.detach(), drawn.counts, of_each(baseline, x))
+        for_theta = Term(drawn.log_w, theta)
+        for_phi = for_theta if self.encoder == "same" else Term(drawn.log_w_phi, phi)
+        nll, iwae_nll, clipped = numbers
+        named_numbers = {"train_nll": nll, "train_iwae_nll": iwae_nll, "clipped_data": clipped}
+        return Losses(for_theta, for_phi, -iwae_nll, named_numbers, apart=drawn.log_w_phi is not drawn.log_w)
 
     def skip(self, generator: torch.Generator) -> None:
         self.estimator.plan(1, generator, shared=True)
 
-    def _clip(self, value: Tensor, rows: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """Scale down data whose coefficients are large in sum of absolute values: 1 for IWAE, thousands for a deep SUMO."""
-        if self.clip_datum == math.inf:
-            return value, value.new_zeros(batch)
-        size = value.new_zeros(batch).index_add(0, rows, value.abs())
-        too_large = size > self.clip_datum * (1 + 1e-9)
-        return value * (self.clip_datum / size).clamp(max=1.0)[rows], too_large.double()
+    def _coefficients(
+        self, log_w: Tensor, counts: Tensor, baseline: Tensor, batch: int, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        """Of theta's loss and of phi's, and the numbers to record, from a table of log-weights.
+
+        Data whose coefficients are large in sum of absolute values, 1 for IWAE and thousands for a deep SUMO, are scaled down.
+        """
+        value, phi, log_px, iwae = coefficients(log_w, counts, baseline, self.estimator, self.encoder)
+        clipped = torch.zeros_like(log_px)
+        if self.clip_datum < math.inf:
+            size = value.abs().sum(-1)
+            clipped = (size > self.clip_datum * (1 + 1e-9)).double()
+            value = value * (self.clip_datum / size).clamp(max=1.0)[:, None]
+        return (-value / batch).to(dtype), (phi / batch).to(dtype), -log_px, -iwae, clipped
 
 
 def maximum_likelihood(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dohyo.estimators import Estimator
 from dohyo.names import named
-from dohyo.objectives.losses import DRAWN_ENCODERS, Losses, check_choices, sleep_loss, source_of, weigh
+from dohyo.objectives.losses import DRAWN_ENCODERS, Losses, Term, check_choices, sleep_loss, source_of, weigh
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,19 @@ class Reinforce:
         for one, other in zip(both, reversed(both), strict=True):
             gain = self._centred(earned - entropy * other.log_px if entropy > 0 else earned)
             theta = theta - one.dot(gain[one.rows] * one.value) / (count * len(x))
-            if one.phi is not None:
-                phi = phi + one.dot(one.phi) / (count * len(x))
+            phi = phi + one.dot(one.phi) / (count * len(x))
         if self.encoder == "sleep":
             phi = sleep_loss(policy, z, x)
-        elif self.encoder == "same":
-            phi = theta
+        for_theta = Term(theta)
+        for_phi = for_theta if self.encoder == "same" else Term(phi)
         log_px = torch.stack([one.log_px for one in both]).mean(0)
-        return Losses(theta, phi, log_px, {"reward": rewards, "entropy": -log_px})
+        return Losses(for_theta, for_phi, log_px, {"reward": rewards, "entropy": -log_px})
 
     def _exact(self, policy: Any, x: Tensor) -> Losses:
         log_px = policy.log_prob(x)
         rewards, entropy = self.reward(x), self.entropy()
         gain = self._centred(rewards.double() / self.scale() - entropy * log_px.detach().double())
-        theta = -(gain.to(log_px.dtype) * log_px).mean()
+        theta = Term(-(gain.to(log_px.dtype) * log_px).mean())
         return Losses(theta, theta, log_px.detach(), {"reward": rewards, "entropy": -log_px.detach()})
 
     def _centred(self, gain: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dohyo.estimators import Estimator
 from dohyo.names import named
-from dohyo.objectives.losses import DRAWN_ENCODERS, Losses, check_choices, sleep_loss, weigh
+from dohyo.objectives.losses import DRAWN_ENCODERS, Losses, Term, check_choices, sleep_loss, weigh
 
 PATHS = {
     "all": "the whole gradient; the only choice for a bound, where no part has expectation zero",
@@ -52,16 +52,16 @@ class ReverseKL:
         theta = (through_x * x).sum() / len(x)
         if self.paths == "all":
             theta = theta + value / len(x)
-        if weighed.phi is not None:
-            phi = weighed.dot(weighed.phi / len(x))
-        elif self.encoder == "sleep":
-            phi = sleep_loss(model, z, x)
-        else:
-            phi = theta
+        for_theta = Term(theta)
+        for_phi = for_theta
+        if self.encoder == "sleep":
+            for_phi = Term(sleep_loss(model, z, x))
+        elif self.encoder != "same":
+            for_phi = Term(weighed.dot(weighed.phi / len(x)))
         estimate = weighed.log_px - log_target.detach()
         whole = estimate.mean().expand_as(estimate) if self.shared else estimate  # with one K the draws of a step are as one
         numbers = {"estimate": estimate, "estimate_square": whole.square()}
-        return Losses(theta, phi, weighed.iwae - log_target.detach(), numbers)
+        return Losses(for_theta, for_phi, weighed.iwae - log_target.detach(), numbers)
 
     def _options(self) -> dict[str, bool]:
         wanted = {"detach_posterior": self.encoder == "dreg", "detach_x": self.paths == "decoder"}

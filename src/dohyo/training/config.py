@@ -7,6 +7,8 @@ from dohyo.names import named
 
 OPTIMISERS = {"adam": "Adam", "amsgrad": "Adam with AMSGrad's maximum", "rmsprop": "RMSprop, without momentum"}
 
+PROGRAMS = ("auto", "plain", "captured")
+
 
 @dataclass
 class Progress:
@@ -37,10 +39,12 @@ class StepConfig:
         epsilon: Of the optimiser.
         clip_decoder: The most that the norm of theta's gradient may be; null for no clipping.
         clip_encoder: The most that the norm of phi's gradient may be; null for no clipping.
-        max_rows: The most rows given to the network at a time in evaluation: this bounds memory.
+        max_rows: The most rows given to the network at a time in evaluation: this bounds memory; null for 2,000 on a CPU and
+            200,000 on a GPU.
         checkpoint_seconds: How old the checkpoint may grow before the end of an epoch writes a new one.
         seed: Of everything: parameters, data order, noise and K.
         device: cpu, cuda, mps or auto.
+        tf32: Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; evaluation never does.
     """
 
     batch_size: int = 100
@@ -51,10 +55,11 @@ class StepConfig:
     epsilon: float = 1e-4
     clip_decoder: float | None = None
     clip_encoder: float | None = None
-    max_rows: int = 2_000
+    max_rows: int | None = None
     checkpoint_seconds: float = 5.0
     seed: int = 0
     device: str = "auto"
+    tf32: bool = True
 
     def __post_init__(self) -> None:
         named(OPTIMISERS, self.optimiser, "optimiser")
@@ -68,7 +73,7 @@ class StepConfig:
 
     def _at_least_one(self, *names: str) -> None:
         for name in names:
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
@@ -82,6 +87,9 @@ class LoopConfig(StepConfig):
         lr_patience: Epochs without a better validation NLL until then.
         stop_patience: Epochs without a better validation NLL until training stops.
         valid_terms: The validation NLL is by IWAE with this many terms.
+        k_seed: Of K alone; null for `seed`. Replicas in one program share the K of their first.
+        program: plain, the readable step; captured, the same compiled and on a CUDA GPU recorded whole; auto, captured on a
+            CUDA GPU where that is possible. The numbers are the same to rounding.
     """
 
     epochs: int = 2000
@@ -89,9 +97,12 @@ class LoopConfig(StepConfig):
     lr_patience: int = 50
     stop_patience: int = 300
     valid_terms: int = 20
+    k_seed: int | None = None
+    program: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        named(dict.fromkeys(PROGRAMS), self.program, "program")
         self._at_least_one("epochs", "lr_patience", "stop_patience", "valid_terms")
         if not 0 < self.lr_factor < 1:
             raise ValueError(f"lr_factor is {self.lr_factor}; it must lie strictly between 0 and 1")

@@ -2,19 +2,21 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import nn
 
-from dohyo.objectives import Losses, MaximumLikelihood
+from dohyo.objectives import MaximumLikelihood
 from dohyo.objectives.maximum_likelihood import check_model
 from dohyo.training.config import LoopConfig
 from dohyo.training.log import RunLog
 from dohyo.training.processes import launch, sum_over_processes
+from dohyo.training.programs import Program, choose
 from dohyo.training.state import CHECKPOINT, State
 from dohyo.training.tasks import Data, Objective, OnData, Record, Task
 
@@ -54,118 +56,131 @@ def train(
     fabric: Fabric | None = None,
 ) -> Iterator[Record]:
     """`fit` for any task; the config is a `LoopConfig` on data and a `DrawsConfig` on draws of the model."""
-    fabric = fabric or launch(config.device)
-    task.begin(fabric, config)
-    state = State.start(model, config, fabric, objective.shared)
-    progress, log = state.progress, None
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        state.restore(folder, config, fabric, task)
-        log = RunLog(folder, progress.epoch) if fabric.is_global_zero else None
-    saved, over = time.monotonic(), config.over(progress)
+    for _, record in train_together([Member(model, task, config, folder)], objective, fabric):
+        yield record
+
+
+@dataclass
+class Member:
+    """One run among those that are trained together: its model, task and config, and the folder that it is kept in."""
+
+    model: nn.Module
+    task: Task[Any]
+    config: Any
+    folder: Path | None = None
+
+
+def train_together(members: Sequence[Member], objective: Objective, fabric: Fabric | None = None) -> Iterator[tuple[int, Record]]:
+    """`train` for several runs in one program; yields a member's place and its record after each of its epochs.
+
+    The members' configs differ in nothing but the seed. Each run is the one that it would be alone with the same `k_seed`, to
+    rounding, and its folder and checkpoint are those of a run alone. Members that are behind, because a kill came between two
+    checkpoints, catch up first. A ValueError (`Unbatchable`) says why these models cannot be trained together.
+    """
+    fabric = fabric or launch(members[0].config.device)
+    for member in members:
+        member.task.begin(fabric, member.config)
+    plan = choose([member.model for member in members], members[0].task, objective, members[0].config, fabric)
+    runs = [_Run(member, fabric, objective, own_noise=plan.own_noise) for member in members]
+    saved, program = time.monotonic(), None
     try:
-        while not over:
+        while going := [run for run in runs if not run.over]:
+            behind = min(run.state.progress.epoch for run in going)
+            team = [run for run in going if run.state.progress.epoch == behind]
+            if program is None or program.states != [run.state for run in team]:
+                program = plan.program([run.state for run in team], [run.member.task for run in team])
             started = time.monotonic()
-            task.prepare(state, config)
-            record = train_epoch(state, task, objective, config, fabric)
-            progress.step_seconds += time.monotonic() - started
-            record |= task.check(state.model, record, config, fabric)
-            state.after_epoch(record.pop("score", None), config)
-            progress.stopped = record.pop("stop", False)
-            progress.seconds += time.monotonic() - started
-            record = {"epoch": progress.epoch, "step": progress.step, **record, "seconds": progress.seconds}
-            if log is not None:
-                log.append(record)
-            first = folder is not None and not (folder / CHECKPOINT).exists()
-            old = time.monotonic() - saved > config.checkpoint_seconds
-            over, due = fabric.broadcast((config.over(progress), first or old))  # the first process's clock decides for all
-            if folder is not None and (over or due):
-                state.save(folder, config, fabric, task)
+            for run in team:
+                run.member.task.prepare(run.state, run.member.config)
+            records = train_epoch(program, [run.member for run in team], objective, fabric)
+            trained = time.monotonic()
+            for run, record in zip(team, records, strict=True):
+                run.after_epoch(record, fabric, started, trained)
+            due = fabric.broadcast(any(run.due(saved) for run in team))  # the first process's clock decides for all
+            if due:
+                for run in team:
+                    run.save(fabric)
                 saved = time.monotonic()
-            yield record
-        model.load_state_dict(state.best)
+            for run in team:
+                yield runs.index(run), run.record
+        for run in runs:
+            run.member.model.load_state_dict(run.state.best)
     finally:
-        if log is not None:
-            log.close()
+        for run in runs:
+            run.close()
 
 
-def train_epoch(state: State, task: Task[Any], objective: Objective, config: Any, fabric: Fabric) -> Record:
-    """The steps of an epoch; returns the means of what they told."""
-    state.model.train()
-    for group in state.optimiser.param_groups:
-        group["lr"] = config.rate(state.progress)
-    sums: dict[str, Tensor] = {}
-    clipped = torch.zeros(2, dtype=torch.float64, device=fabric.device)
-    first, data = state.progress.step, 0
-    for index in task.batches(config, state.progress, state.order):
-        own = index[fabric.global_rank :: fabric.world_size]
-        losses, clipped_now = train_step(state, task.batch(own.to(fabric.device)), len(index), objective, config, fabric)
-        clipped += clipped_now
-        data += len(index)
-        for name, values in (losses.numbers if losses is not None else {}).items():
-            sums[name] = sums.get(name, 0.0) + values.double().sum()
-        state.progress.step += 1
+class _Run:
+    """A member under way."""
+
+    def __init__(self, member: Member, fabric: Fabric, objective: Objective, own_noise: bool) -> None:
+        self.member, config, folder = member, member.config, member.folder
+        self.state = State.start(member.model, config, fabric, objective.shared, own_noise)
+        self.record: Record = {}
+        self.log: RunLog | None = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.state.restore(folder, config, fabric, member.task)
+            self.log = RunLog(folder, self.state.progress.epoch) if fabric.is_global_zero else None
+        self.over: bool = config.over(self.state.progress)
+
+    def after_epoch(self, record: Record, fabric: Fabric, started: float, trained: float) -> None:
+        config, progress = self.member.config, self.state.progress
+        progress.step_seconds += trained - started
+        record |= self.member.task.check(self.state.model, record, config, fabric)
+        self.state.after_epoch(record.pop("score", None), config)
+        progress.stopped = record.pop("stop", False)
+        progress.seconds += time.monotonic() - started
+        self.record = {"epoch": progress.epoch, "step": progress.step, **record, "seconds": progress.seconds}
+        if self.log is not None:
+            self.log.append(self.record)
+        self.over = fabric.broadcast(config.over(progress))
+
+    def due(self, saved: float) -> bool:
+        """Whether the checkpoint is to be written now."""
+        first = self.member.folder is not None and not (self.member.folder / CHECKPOINT).exists()
+        return self.over or first or time.monotonic() - saved > self.member.config.checkpoint_seconds
+
+    def save(self, fabric: Fabric) -> None:
+        if self.member.folder is not None:
+            self.state.save(self.member.folder, self.member.config, fabric, self.member.task)
+
+    def close(self) -> None:
+        if self.log is not None:
+            self.log.close()
+
+
+def train_epoch(program: Program, members: Sequence[Member], objective: Objective, fabric: Fabric) -> list[Record]:
+    """The steps of an epoch; returns the means of what they told, for each member."""
+    kept, states = program.team.kept, program.states
+    for state, member in zip(states, members, strict=True):
+        state.model.train()
+        state.set_rate(member.config.rate(state.progress))
+    for total in (*kept.sums.values(), kept.clipped):
+        total.zero_()
+    orders = [m.task.batches(m.config, s.progress, s.order) for m, s in zip(members, states, strict=True)]
+    batches = [torch.stack(indices).to(fabric.device) for indices in zip(*orders, strict=True)]
+    with program:
+        program.steps(batches)
+    for state in states:
+        state.progress.step += len(batches)
+    data, steps = sum(index.shape[1] for index in batches), len(batches)
     # The gradient norms, and so the clipped steps, are the same on all processes; the sums over data are not.
-    shares = (clipped / (state.progress.step - first)).tolist()
-    means = sum_over_processes(fabric, [torch.stack(list(sums.values())) / data])[0].tolist()
-    record = dict(zip(sums, means, strict=True))
+    shares = (kept.clipped / steps).tolist()
+    means = sum_over_processes(fabric, [torch.stack(list(kept.sums.values()), 1) / data])[0].tolist()
+    records = []
+    for state, mean, share, baseline in zip(states, means, shares, kept.baseline.tolist(), strict=True):
+        state.progress.baseline = baseline if objective.running_baseline else None
+        records.append(dict(zip(kept.sums, mean, strict=True)))
+        _check_numbers(records[-1], state)
+        records[-1] |= {"learning_rate": state.rate, "clipped_decoder": share[0], "clipped_encoder": share[1]}
+    return records
+
+
+def _check_numbers(record: Record, state: State) -> None:
     for name, value in record.items():
         if math.isnan(value):
             raise ValueError(
                 f"training diverged in epoch {state.progress.epoch + 1} (up to step {state.progress.step}): {name} is NaN; a "
                 "checkpoint of an earlier epoch, if there is one, is kept (try a lower learning rate or clip norm)"
             )
-    rate = state.optimiser.param_groups[0]["lr"]
-    return record | {"learning_rate": rate, "clipped_decoder": shares[0], "clipped_encoder": shares[1]}
-
-
-def train_step(
-    state: State, x: Tensor, batch: int, objective: Objective, config: Any, fabric: Fabric
-) -> tuple[Losses | None, Tensor]:
-    """One step on this process's part `x` of a batch; returns its losses, and if theta's and phi's gradients were clipped."""
-    theta, phi = _parameters(state.model)
-    scaled = [torch.zeros_like(parameter) for parameter in theta + phi]
-    level = scaled[0].new_zeros(())
-    losses = None
-    if len(x) > 0:
-        losses = objective(state.model, x, state.depth, state.progress.baseline or 0.0)
-        gradients = _gradients(losses, theta, phi)
-        share = len(x) / batch  # the losses are means over this part, the step's over the whole batch
-        scaled = [zero if g is None else g * share for zero, g in zip(scaled, gradients, strict=True)]
-        level = (losses.level.sum() / batch).to(scaled[0].dtype)
-    elif objective.shared:  # the last batch had nothing for this process: only keep in step with the others' K
-        objective.skip(state.depth)
-    *scaled, level = sum_over_processes(fabric, [*scaled, level])
-    clipped_theta = _clip(scaled[: len(theta)], config.clip_decoder)
-    clipped_phi = _clip(scaled[len(theta) :], config.clip_encoder)
-    for parameter, gradient in zip(theta + phi, scaled, strict=True):
-        parameter.grad = gradient
-    state.optimiser.step()
-    if objective.running_baseline:  # for the next step: it must not depend on that step's draws
-        before = state.progress.baseline
-        state.progress.baseline = float(level) if before is None else 0.99 * before + 0.01 * float(level)
-    return losses, torch.stack([clipped_theta, clipped_phi]).to(fabric.device)
-
-
-def _gradients(losses: Losses, theta: list[nn.Parameter], phi: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
-    if losses.phi is losses.theta:
-        return torch.autograd.grad(losses.theta, theta + phi, allow_unused=True)
-    for_theta = torch.autograd.grad(losses.theta, theta, retain_graph=True, allow_unused=True) if theta else ()
-    return for_theta + (torch.autograd.grad(losses.phi, phi, allow_unused=True) if phi else ())
-
-
-def _parameters(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """theta and phi, without what is frozen."""
-    split = hasattr(model, "encoder_parameters") and hasattr(model, "decoder_parameters")
-    theta = model.decoder_parameters() if split else model.parameters()
-    phi = model.encoder_parameters() if split else ()
-    return [p for p in theta if p.requires_grad], [p for p in phi if p.requires_grad]
-
-
-def _clip(gradients: list[Tensor], most: float | None) -> Tensor:
-    """Scale the gradients, in place, so that their joint norm is at most `most`; 1 if that was needed, else 0."""
-    if most is None or not gradients:
-        return torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else None)
-    norm = torch.nn.utils.get_total_norm(gradients)
-    torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
-    return (norm > most).double()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import nn
+from torch import Tensor, nn
 
 from dohyo.files import replacing
 from dohyo.training.config import Progress, StepConfig
@@ -17,7 +17,7 @@ from dohyo.training.tasks import Task
 
 CHECKPOINT = "checkpoint.pt"
 _FREE = {"epochs", "steps", "instance", "stop_patience", "device", "max_rows", "checkpoint_seconds", "data_dir", "on_divergence",
-         "max_seconds",
+         "max_seconds", "program",
          "test_terms", "test_draws"}  # fmt: skip  # what may change on resume
 
 
@@ -25,9 +25,9 @@ _FREE = {"epochs", "steps", "instance", "stop_patience", "device", "max_rows", "
 class State:
     """A run between two epochs: what is needed to go on as if nothing had happened.
 
-    Noise comes from torch's global generator, which each process seeds for itself; `order` shuffles the data, the same on
-    every process; `depth` draws K, the same on every process for a batch K and not otherwise. `best` are the parameters
-    that the run would leave if it ended now.
+    Noise comes from torch's global generator, which each process seeds for itself, or, the same numbers, from `noise` if that
+    is there; `order` shuffles the data, the same on every process; `depth` draws K, the same on every process for a batch K
+    and not otherwise. `best` are the parameters that the run would leave if it ended now.
     """
 
     model: nn.Module
@@ -35,22 +35,41 @@ class State:
     order: torch.Generator
     depth: torch.Generator
     best: dict[str, Any]
+    noise: torch.Generator | None = None
     progress: Progress = field(default_factory=Progress)
 
     @classmethod
-    def start(cls, model: nn.Module, config: StepConfig, fabric: Fabric, shared_k: bool) -> "State":
+    def start(cls, model: nn.Module, config: Any, fabric: Fabric, shared_k: bool, own_noise: bool = False) -> "State":
         """A run that has not begun."""
         model.load_state_dict(fabric.broadcast(model.state_dict()))
         model = model.to(fabric.device)
         rank = fabric.global_rank
-        torch.manual_seed(config.seed + 1_000_003 * (rank + 1))
+        seed = config.seed + 1_000_003 * (rank + 1)
+        noise = torch.Generator(fabric.device).manual_seed(seed) if own_noise else None
+        if noise is None:
+            torch.manual_seed(seed)
+        k_seed = getattr(config, "k_seed", None)
+        k_seed = config.seed if k_seed is None else k_seed
         return cls(
             model,
-            _optimiser(model, config),
+            _optimiser(model, config, fabric.device),
             order=torch.Generator().manual_seed(config.seed + 2_000_003),
-            depth=torch.Generator().manual_seed(config.seed + (0 if shared_k else 7_000_003 * rank) + 1),
-            best=copy.deepcopy(model.state_dict()),
+            depth=torch.Generator().manual_seed(k_seed + (0 if shared_k else 7_000_003 * rank) + 1),
+            best=_copied(model.state_dict()),
+            noise=noise,
         )
+
+    @property
+    def rate(self) -> float:
+        """The learning rate now."""
+        return float(self.optimiser.param_groups[0]["lr"])
+
+    def set_rate(self, rate: float) -> None:
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def after_epoch(self, score: float | None, config: Any) -> None:
         """Count the epoch, remember the parameters if they are the best, or if there is no score to tell."""
@@ -59,7 +78,7 @@ class State:
         if score is None or score < progress.best_score:
             progress.best_score = progress.best_score if score is None else score
             progress.best_epoch, progress.stale = progress.epoch, 0
-            self.best = copy.deepcopy(self.model.state_dict())
+            self.best = _copied(self.model.state_dict())
         else:
             progress.stale += 1
             progress.drops += config.drops(progress)
@@ -67,10 +86,12 @@ class State:
     def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
         """Write the checkpoint; every process must call this, the first one writes."""
         noise = {"cpu": torch.random.get_rng_state(), "depth": self.depth.get_state(), "task": task.state_dict()}
-        if fabric.device.type == "cuda":
+        if self.noise is not None:
+            noise[fabric.device.type] = self.noise.get_state()
+        elif fabric.device.type == "cuda":
             noise["cuda"] = torch.cuda.get_rng_state(fabric.device)
         checkpoint = {
-            "model": self.model.state_dict(),
+            "model": _copied(self.model.state_dict()),
             "best": self.best,
             "optimiser": self.optimiser.state_dict(),
             "config": _identity(config),
@@ -102,25 +123,37 @@ class State:
                     "put it back, or start a new run"
                 )
         self.model.load_state_dict(checkpoint["model"])
-        self.optimiser.load_state_dict(checkpoint["optimiser"])
+        own = self.optimiser.state_dict()  # its options are of this machine: only what it has learnt is taken over
+        self.optimiser.load_state_dict({**own, "state": checkpoint["optimiser"]["state"]})
         self.best = checkpoint["best"]
         self.order.set_state(checkpoint["order"])
         noise = checkpoint["noise"][fabric.global_rank]
-        torch.random.set_rng_state(noise["cpu"])
         self.depth.set_state(noise["depth"])
-        if fabric.device.type == "cuda" and "cuda" in noise:
-            torch.cuda.set_rng_state(noise["cuda"], fabric.device)
+        if self.noise is not None and fabric.device.type in noise:
+            self.noise.set_state(noise[fabric.device.type])
+        elif self.noise is None:
+            torch.random.set_rng_state(noise["cpu"])
+            if fabric.device.type == "cuda" and "cuda" in noise:
+                torch.cuda.set_rng_state(noise["cuda"], fabric.device)
         task.load_state_dict(noise["task"])
         for name, value in checkpoint["numbers"].items():
             setattr(self.progress, name, value)
 
 
-def _optimiser(model: nn.Module, config: StepConfig) -> torch.optim.Optimizer:
+def _optimiser(model: nn.Module, config: StepConfig, device: torch.device) -> torch.optim.Optimizer:
+    """On a CUDA GPU with its numbers on the device, so that a step can be recorded and never waits."""
     parameters = list(model.parameters())
+    gpu = device.type == "cuda"
+    rate: Any = torch.tensor(config.learning_rate, device=device) if gpu else config.learning_rate
     if config.optimiser == "rmsprop":
-        return torch.optim.RMSprop(parameters, lr=config.learning_rate, alpha=config.beta2, eps=config.epsilon)
+        return torch.optim.RMSprop(parameters, lr=rate, alpha=config.beta2, eps=config.epsilon, capturable=gpu)
     betas, amsgrad = (config.beta1, config.beta2), config.optimiser == "amsgrad"
-    return torch.optim.Adam(parameters, lr=config.learning_rate, betas=betas, eps=config.epsilon, amsgrad=amsgrad)
+    return torch.optim.Adam(parameters, rate, betas, config.epsilon, amsgrad=amsgrad, capturable=gpu, fused=gpu or None)
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Copies of tensors that may be views: `deepcopy` and `torch.save` would take along all that they are views of."""
+    return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in values.items()}
 
 
 def _identity(config: StepConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.estimators import IWAE
-from dohyo.evaluation import evaluate
+from dohyo.evaluation import evaluate, most_rows
 from dohyo.objectives import Losses
 from dohyo.training.config import DrawsConfig, LoopConfig, Progress, StepConfig
 from dohyo.training.processes import sum_over_processes
@@ -28,7 +28,7 @@ class Objective(Protocol):
     @property
     def running_baseline(self) -> bool: ...
 
-    def __call__(self, model: Any, x: Tensor, generator: torch.Generator, baseline: float, /) -> Losses: ...
+    def __call__(self, model: Any, x: Tensor, depth: Any, baseline: Any, /) -> Losses: ...
 
     def skip(self, generator: torch.Generator) -> None:
         """Draw a shared K and leave it, to keep in step with other processes."""
@@ -93,7 +93,8 @@ class OnData:
         pass
 
     def batches(self, config: LoopConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
-        yield from torch.randperm(len(self.data.train), generator=order).split(config.batch_size)
+        whole = torch.randperm(len(self.data.train), generator=order)
+        yield from whole.to(self.data.train.device).split(config.batch_size)
 
     def batch(self, index: Tensor) -> Tensor:
         return self.data.train_batch(index)
@@ -141,6 +142,7 @@ def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: 
     own = valid[fabric.global_rank :: fabric.world_size]
     estimator = IWAE(config.valid_terms)
     seed = config.seed + fabric.global_rank
-    result = evaluate(model, own, estimator, batch_size=1000, max_rows=config.max_rows, khat_samples=0, seed=seed)  # type: ignore[arg-type]
+    batch = max(1000, most_rows(own, config.max_rows) // config.valid_terms)
+    result = evaluate(model, own, estimator, batch_size=batch, max_rows=config.max_rows, khat_samples=0, seed=seed)  # type: ignore[arg-type]
     total = torch.tensor(result.mean * len(own), dtype=torch.float64, device=fabric.device)
     return -float(sum_over_processes(fabric, [total])[0]) / len(valid)

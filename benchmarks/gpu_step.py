@@ -1,0 +1,153 @@
+"""Microseconds of a captured training step on a CUDA GPU: IWAE and SUMO at costs 5, 15 and 50 with 1, 3 and 8 replicas.
+
+The paper's VAE, batch 100, AMSGrad, clipping; data, binarisation, both backward passes and the optimiser are in the step. Whole
+epochs are timed between two synchronisations, after one that compiles, and after every number of log-weights that 10,000 steps
+ask for has been recorded, as in a long run; the median of `--epochs` is given. Beside it stand the plain step, the kernels that a
+step launches, what the card copies and multiplies at best, and the time that the step's matrix products would take at that rate
+(in TF32, the default of training). The images are random: nothing here depends on what they show.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dohyo
+from dohyo.data import Dataset
+from dohyo.models import VAE
+from dohyo.objectives import maximum_likelihood
+from dohyo.training.loop import Member, train_epoch
+from dohyo.training.processes import launch
+from dohyo.training.programs import Program, choose
+from dohyo.training.state import State
+from dohyo.training.tasks import OnData
+
+from benchmarks.weights import environment, save
+
+GOALS = {5: 300, 15: 400, 50: 700}  # microseconds of IWAE by cost, with 3 replicas
+STEPS, BATCH = 500, 100
+
+
+def ceilings(device: torch.device) -> dict[str, float]:
+    """What the card does at best: bytes read and written a second in a copy, operations in a large matrix product."""
+    source = torch.rand(2**28, device=device)
+    target = torch.empty_like(source)
+    a = torch.randn(8192, 8192, device=device)
+    found = {"copy_bytes_per_second": 2 * source.nbytes / seconds(lambda: target.copy_(source))}
+    for name, precision in (("float32", "highest"), ("tf32", "high")):
+        torch.set_float32_matmul_precision(precision)
+        found[f"{name}_operations_per_second"] = 2 * 8192**3 / seconds(lambda: torch.mm(a, a))
+    torch.set_float32_matmul_precision("highest")
+    return found
+
+
+def seconds(work: Any, repeats: int = 10) -> float:
+    """The median of device events around single calls."""
+    found = []
+    for _ in range(repeats + 3):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end) / 1000)
+    return statistics.median(found[3:])
+
+
+def images() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    grey = torch.rand(STEPS * BATCH, 784, generator=generator)
+    return Dataset("random", grey, grey[:100].round(), grey[:100].round(), "grey", (28, 28))
+
+
+def prepared(estimator: dohyo.Estimator, replicas: int, data: Dataset, program: str) -> tuple[Program, list[Member], Any]:
+    fabric = launch("cuda")
+    objective = maximum_likelihood(estimator)
+    config = dohyo.LoopConfig(batch_size=BATCH, clip_decoder=20.0, clip_encoder=125.0, program=program, k_seed=0, device="cuda")
+    members = []
+    for seed in range(replicas):
+        torch.manual_seed(seed)
+        members.append(Member(VAE(), OnData(data), dataclasses.replace(config, seed=seed)))
+        members[-1].task.begin(fabric, config)
+    choice = choose([member.model for member in members], members[0].task, objective, config, fabric)
+    states = [State.start(m.model, m.config, fabric, objective.shared, choice.own_noise) for m in members]
+    return choice.program(states, [member.task for member in members]), members, objective
+
+
+def measure(name: str, cost: int, replicas: int, data: Dataset, program: str, epochs: int) -> dict[str, Any]:
+    estimator = {"iwae": dohyo.IWAE, "sumo": dohyo.SUMO}[name].at_cost(cost)
+    begun = time.monotonic()
+    made, members, objective = prepared(estimator, replicas, data, program)
+    fabric = made.choice.fabric
+    run = lambda: train_epoch(made, members, objective, fabric)  # noqa: E731
+    run()
+    if made.graphs is not None:  # record what an epoch may ask for, as a long run has
+        with made:
+            for n in sorted(set(estimator.shared_plans(20 * STEPS, torch.Generator().manual_seed(1)))):
+                made.graphs(torch.zeros(replicas, BATCH, dtype=torch.long, device="cuda"), n)
+    ready = time.monotonic() - begun
+    times = []
+    for _ in range(epochs):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / STEPS * 1e6)
+    rows = replicas * BATCH * estimator.expected_cost
+    weights = sum(p.numel() for p in members[0].model.decoder_parameters() if p.ndim > 1)
+    passes = 3 if objective.encoder == "same" else 4  # forward, weights' gradient, and one or two of the activations'
+    return {
+        "estimator": name, "cost": cost, "replicas": replicas, "program": program,
+        "microseconds": statistics.median(times), "least": min(times), "most": max(times),
+        "kernels": kernels(made), "matrix_operations": 2.0 * rows * weights * passes, "ready_seconds": ready,
+    }  # fmt: skip
+
+
+def kernels(made: Program) -> float:
+    """Launched on the device by a step, on average over a few."""
+    index = torch.zeros(len(made.states), BATCH, dtype=torch.long, device="cuda")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler, made:
+        made.steps([index] * 20)
+        torch.cuda.synchronize()
+    return len([event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]) / 20
+
+
+def goals(measured: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    three = {(row["estimator"], row["cost"]): row["microseconds"] for row in measured if row["replicas"] == 3}
+    found = {}
+    for cost, most in GOALS.items():
+        if ("sumo", cost) in three:
+            found[f"iwae {cost}, microseconds"] = {"most": most, "found": three["iwae", cost]}
+            found[f"sumo / iwae at {cost}"] = {"most": 1.2, "found": three["sumo", cost] / three["iwae", cost]}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
+    parser.add_argument("--epochs", type=int, default=5, help="timed epochs of each")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 3, 8])
+    parser.add_argument("--costs", type=int, nargs="+", default=[5, 15, 50])
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("gpu_step: torch sees no CUDA GPU")
+    data, best = images(), ceilings(torch.device("cuda"))
+    config = environment() | {"gpu": torch.cuda.get_device_name(), "batch": BATCH, "steps": STEPS, "epochs": options.epochs}
+    wanted = [
+        (name, cost, replicas, "captured") for replicas in options.replicas for cost in options.costs for name in ("iwae", "sumo")
+    ]
+    measured: list[dict[str, Any]] = []
+    for name, cost, replicas, program in [*wanted, ("iwae", 15, 1, "plain"), ("sumo", 15, 1, "plain")]:
+        row = measure(name, cost, replicas, data, program, options.epochs if program == "captured" else 1)
+        row["matrix_microseconds"] = row["matrix_operations"] / best["tf32_operations_per_second"] * 1e6
+        measured.append(row)
+        print({key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+        save(options.out / "gpu_step.json", {"config": config, "ceilings": best, "goals": goals(measured), "steps": measured})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The captured step: compiled, and on a CUDA GPU recorded as a graph that one call replays.
+
+A graph has fixed shapes. So there is one for each number of log-weights. The first step of a bucket, the numbers up to the next
+power of two, runs as it is, which compiles what must be; from then on every new number is recorded when it comes. The network
+runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded to the bucket's power
+of two and compiled once for each.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import pad
+from torch.optim.adam import adam
+
+from dohyo.packing import even, through_tables
+from dohyo.training.replicas import flattened
+from dohyo.training.step import Finish, Kept, Team
+
+_WIDEST = (
+    1024  # beyond so many log-weights the arithmetic is not compiled: such steps are rare, and each power of two costs seconds
+)
+
+
+def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
+    """A function of tensors, traced below autograd and compiled for the shapes of the example."""
+    with torch.no_grad():
+        function(*(tensor.clone() for tensor in example))  # constants that are kept from the first call on stay out of the trace
+        graph = make_fx(function)(*(tensor.clone() for tensor in example))
+        return torch._inductor.compile(graph, list(example))  # type: ignore[no-any-return]
+
+
+def bucket_of(n: int) -> int:
+    """The next power of two."""
+    return 1 << (n - 1).bit_length()
+
+
+class CompiledTables:
+    """`packing.through_tables` for equal counts, compiled for each power of two."""
+
+    def __init__(self) -> None:
+        self.programs: dict[Any, Callable[..., list[Tensor]]] = {}
+
+    def __call__(self, function: Callable[..., tuple[Tensor, ...]], packed: Tensor, counts: Tensor, *of_each: Tensor) -> Any:
+        n = even(counts)
+        if n is None or n > _WIDEST:
+            return through_tables(function, packed, counts, *of_each)
+        width = bucket_of(n)
+        table = pad(packed.view(len(counts), n), (0, width - n), value=-torch.inf)
+        arguments = (table, torch.full(counts.shape, n, device=packed.device), *of_each)
+        if table.shape not in self.programs:
+            self.programs[table.shape] = compiled(lambda *tensors: list(function(*tensors)), *arguments)
+        return [part[:, :n].flatten() if part.ndim == 2 else part for part in self.programs[table.shape](*arguments)]
+
+
+class CompiledFinish(Finish):
+    """`Finish` as one compiled function, with torch's own Adam on the parameters of all runs at once.
+
+    The runs' optimisers keep what they have learnt, as views of the tables that are changed here.
+    """
+
+    def __init__(self, team: Team, *rest: Any) -> None:
+        super().__init__(*rest)
+        keys = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.config.optimiser == "amsgrad" else [])]
+        self.learnt = [[s.optimiser.state[p] for p in own] for s, own in zip(team.states, team.each, strict=True)]
+        for own, row in zip(team.each, self.learnt, strict=True):
+            for parameter, kept in zip(own, row, strict=True):
+                kept.setdefault("step", torch.zeros((), device=team.device))
+                for key in keys:
+                    kept.setdefault(key, torch.zeros_like(parameter))
+        tables = [flattened([[kept[key] for kept in row] for row in self.learnt])[0] for key in keys]
+        self.steps = torch.stack([row[0]["step"].to(team.device, torch.float32) for row in self.learnt])
+        self.rates = torch.zeros(len(self.learnt), device=team.device)
+        self.adam = [team.model.flat, *tables, self.steps, self.rates]
+        self.programs: dict[Any, Callable[..., Any]] = {}
+
+    def begin(self, team: Team) -> None:
+        self.rates.copy_(torch.tensor([state.rate for state in team.states]))
+
+    def end(self, team: Team) -> None:
+        for row, step in zip(self.learnt, self.steps, strict=True):
+            for kept in row:
+                kept["step"].copy_(step)
+
+    def follow(self, team: Team, gradients: list[Tensor], numbers: Mapping[str, Tensor], level: Tensor) -> None:
+        names, kept = list(numbers), team.kept
+        sizes = [len(gradients), len(names), 1, len(names), 2, len(self.adam)]
+
+        def whole(*tensors: Tensor) -> list[Tensor]:
+            groups = iter(tensors)
+            steps, values, (tall,), sums, state, own = ([next(groups) for _ in range(size)] for size in sizes)
+            keeping = Kept(dict(zip(names, sums, strict=True)), *state)
+            flat = self.settle(keeping, steps, len(team.theta), dict(zip(names, values, strict=True)), tall)
+            self._adam(flat, *own)
+            return []
+
+        sums = [kept.sums[name] for name in names]
+        arguments = [*gradients, *numbers.values(), level, *sums, kept.clipped, kept.baseline, *self.adam]
+        key = next(iter(numbers.values())).shape
+        if key not in self.programs:
+            self.programs[key] = compiled(whole, *arguments)
+        self.programs[key](*arguments)
+
+    def _adam(self, gradient: Tensor, parameter: Tensor, *tables: Tensor) -> None:
+        """Runs are the last dimension here, so that each has its own rate and count of steps."""
+        config = self.config
+        average, square, *largest, steps, rates = tables
+        adam(
+            [parameter.T], [gradient.T], [average.T], [square.T], [table.T for table in largest], [steps],
+            foreach=False, differentiable=True, amsgrad=bool(largest), beta1=config.beta1, beta2=config.beta2, lr=rates,
+            weight_decay=0.0, eps=config.epsilon, maximize=False,
+        )  # fmt: skip
+
+
+class Graphs:
+    """Steps recorded as CUDA graphs, by their shapes. Call it with what `step` takes: indices, and the number of log-weights."""
+
+    def __init__(self, step: Callable[[Tensor, int], None], team: Team) -> None:
+        self.step, self.noises = step, [state.noise for state in team.states]
+        self.stream = torch.cuda.Stream(team.device)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.seen: set[tuple[int, int]] = set()
+        self.recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def __call__(self, index: Tensor, n: int) -> None:
+        key, bucket = (index.shape[1], n), (index.shape[1], bucket_of(n))
+        if key not in self.recorded:
+            if bucket not in self.seen or n > _WIDEST:
+                self.seen.add(bucket)
+                return self.step(index, n)
+            self.recorded[key] = self._record(index, n)
+        graph, own = self.recorded[key]
+        own.copy_(index)
+        graph.replay()
+        return None
+
+    def _record(self, index: Tensor, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        own, graph = index.clone(), torch.cuda.CUDAGraph()
+        for noise in self.noises:
+            if noise is not None:
+                graph.register_generator_state(noise)
+        graph.capture_begin(pool=self.pool)
+        try:
+            self.step(own, n)
+        finally:
+            graph.capture_end()
+        return graph, own

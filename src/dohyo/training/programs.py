@@ -1,0 +1,132 @@
+"""Which program takes the steps: the plain one, replicas in one, compiled, recorded."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from dohyo.objectives import MaximumLikelihood
+from dohyo.training.captured import CompiledFinish, CompiledTables, Graphs
+from dohyo.training.config import LoopConfig
+from dohyo.training.replicas import Replicas, Unbatchable, check_batchable
+from dohyo.training.state import State
+from dohyo.training.step import Finish, Team, train_step
+from dohyo.training.tasks import Objective, Task
+
+
+@dataclass
+class Choice:
+    """How runs are to be trained.
+
+    Attributes:
+        together: As one program, each with its own noise; else there is one run, with torch's global noise.
+        captured: Compiled, and recorded on a CUDA GPU.
+        reason: Why not captured, where that was to be tried.
+    """
+
+    objective: Any
+    config: Any
+    fabric: Fabric
+    together: bool = False
+    captured: bool = False
+    reason: str = ""
+
+    @property
+    def own_noise(self) -> bool:
+        return self.together
+
+    def program(self, states: list[State], tasks: list[Task[Any]]) -> "Program":
+        return Program(states, tasks, self)
+
+
+def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: Any, fabric: Fabric) -> Choice:
+    """How to train these models: an `Unbatchable` if they must be trained together, or captured, and cannot."""
+    choice = Choice(objective, config, fabric)
+    wanted = getattr(config, "program", "plain")
+    captured = wanted == "captured" or (wanted == "auto" and fabric.device.type == "cuda")
+    if len(models) == 1 and not captured:
+        return choice
+    try:
+        _check(models, task, objective, config, fabric)
+    except Unbatchable as error:
+        if len(models) > 1 or wanted == "captured":
+            raise
+        return dataclasses.replace(choice, reason=str(error))
+    return dataclasses.replace(choice, together=True, captured=captured)
+
+
+def _check(models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: Any, fabric: Fabric) -> None:
+    if not isinstance(objective, MaximumLikelihood) or not isinstance(config, LoopConfig):
+        raise Unbatchable("only maximum likelihood on data can be captured or batched")
+    if fabric.world_size > 1:
+        raise Unbatchable("under torchrun each process takes its part of every batch")
+    if not objective.shared and objective.estimator.depth_law.cap > 0:
+        raise Unbatchable("with a K for each datum (k_draw datum) no two steps have the same shape")
+    device = fabric.device
+    x = task.batch(torch.arange(2, device=device))
+    check_batchable([model.to(device) for model in models], x, torch.tensor([0, 0, 1, 1], device=device))
+
+
+class Program:
+    """Takes the steps of a team of runs; used as a context for the steps of an epoch."""
+
+    def __init__(self, states: list[State], tasks: list[Task[Any]], choice: Choice) -> None:
+        self.states, self.choice, self.contexts = states, choice, ExitStack()
+        self.graphs: Graphs | None = None
+        objective, config, device = choice.objective, choice.config, choice.fabric.device
+        model: Any = states[0].model
+        if choice.together:
+            noises = [state.noise for state in states if state.noise is not None]
+            varying = objective.estimator.depth_law.cap > 0
+            model = Replicas([state.model for state in states], noises, choice.captured, varying)
+        self.team = Team(states, tasks, model, device)
+        if choice.captured:
+            objective = dataclasses.replace(objective, tables=CompiledTables())
+            if device.type == "cuda":
+                self.graphs = Graphs(self._step, self.team)
+        self.finish = Finish(objective, config, choice.fabric)
+        if choice.captured and config.optimiser in ("adam", "amsgrad"):
+            self.finish = CompiledFinish(self.team, objective, config, choice.fabric)
+
+    def steps(self, batches: Sequence[Tensor]) -> None:
+        """A step of all runs on each of these indices (runs, data), of which this process takes its part."""
+        rank, world = self.choice.fabric.global_rank, self.choice.fabric.world_size
+        if not self.choice.together:
+            for index in batches:
+                train_step(self.team, index[:, rank::world], index.shape[1], self.states[0].depth, self.finish)
+            return
+        plans = self.choice.objective.estimator.shared_plans(len(batches), self.states[0].depth)
+        for index, n in zip(batches, plans, strict=True):
+            (self.graphs or self._step)(index, n)
+
+    def _step(self, index: Tensor, n: int) -> None:
+        train_step(self.team, index, index.shape[1], torch.full((index.numel(),), n), self.finish)
+
+    def __enter__(self) -> Self:
+        if self.choice.fabric.device.type == "cuda" and self.choice.config.tf32:
+            self.contexts.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high")
+        if self.choice.captured:
+            # One process may train many runs, and each is compiled anew.
+            self.contexts.enter_context(torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000))
+            self.contexts.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's, of its own code
+        self.finish.begin(self.team)
+        if self.graphs is not None:
+            outer, own = torch.cuda.current_stream(), self.graphs.stream
+            own.wait_stream(outer)
+            self.contexts.callback(outer.wait_stream, own)
+            self.contexts.enter_context(torch.cuda.stream(own))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.contexts.close()
+        self.finish.end(self.team)
+        for state in self.states[1:]:  # the K of the first is the K of all
+            state.depth.set_state(self.states[0].depth.get_state())

@@ -1,0 +1,246 @@
+"""Replicas in one program and the captured step: the same numbers as the plain loop, one run at a time."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dohyo
+from dohyo.data import load
+from dohyo.estimators import ESTIMATORS
+from dohyo.models import VAE, TwoLayerVAE
+from dohyo.objectives import MaximumLikelihood, maximum_likelihood
+from dohyo.training.loop import Member, train_together
+from dohyo.training.replicas import DrawnBy, Unbatchable, check_batchable
+from dohyo.training.state import load_checkpoint
+from dohyo.training.tasks import OnData
+
+CONFIG = dohyo.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
+DATA = load("digits")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def config(seed: int, program: str = "plain", **changes: Any) -> dohyo.LoopConfig:
+    return dataclasses.replace(CONFIG, seed=seed, program=program, **changes)
+
+
+def model(seed: int, cls: type[nn.Module] = VAE) -> Any:
+    torch.manual_seed(seed)
+    made = cls(data=64, hidden=16, latent=4)  # type: ignore[call-arg]
+    made.start_from(DATA.train)  # type: ignore[operator]
+    return made
+
+
+def objective(name: str, encoder: str | None = None, **options: Any) -> MaximumLikelihood:
+    baseline = "running" if encoder == "variance" else "zero"
+    return maximum_likelihood(ESTIMATORS[name].at_cost(6), encoder, baseline=baseline, **options)
+
+
+def alone(seed: int, wanted: MaximumLikelihood, cls: type[nn.Module] = VAE, **changes: Any) -> tuple[list[dict[str, Any]], Any]:
+    made = model(seed, cls)
+    return list(dohyo.fit(made, DATA, wanted, config(seed, **changes))), made
+
+
+def together(
+    seeds: list[int], wanted: MaximumLikelihood, cls: type[nn.Module] = VAE, **changes: Any
+) -> tuple[list[list[dict[str, Any]]], list[Any]]:
+    models = [model(seed, cls) for seed in seeds]
+    members = [Member(made, OnData(DATA), config(seed, **changes)) for seed, made in zip(seeds, models, strict=True)]
+    records: list[list[dict[str, Any]]] = [[] for _ in seeds]
+    for place, record in train_together(members, wanted):
+        records[place].append(record)
+    return records, models
+
+
+def assert_same(one: tuple[list[dict[str, Any]], Any], other: tuple[list[dict[str, Any]], Any], tolerance: float = 1e-5) -> None:
+    for a, b in zip(one[0], other[0], strict=True):
+        assert a.keys() == b.keys()
+        for key in set(a) - {"seconds"}:
+            assert a[key] == pytest.approx(b[key], rel=tolerance, abs=tolerance), key
+    for a, b in zip(one[1].state_dict().values(), other[1].state_dict().values(), strict=True):
+        assert torch.allclose(a.cpu(), b.cpu(), atol=20 * tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder"),
+    [("iwae", "same"), ("elbo", None), ("jvi", None), ("sumo", "dreg"), ("sumo", "variance"), ("sumo", "iwae"),
+     ("symmetric-sumo", None), ("multilevel-rr", None), ("multilevel-ss", None)],
+)  # fmt: skip
+def test_replicas_are_the_runs_alone(name: str, encoder: str | None) -> None:
+    wanted = objective(name, encoder)
+    records, models = together([3, 4], wanted)
+    for place, seed in enumerate((3, 4)):
+        assert_same((records[place], models[place]), alone(seed, wanted))
+
+
+def test_replicas_differ_from_each_other() -> None:
+    """The power of the test above: another seed is another run."""
+    wanted = objective("sumo")
+    records, models = together([3, 4], wanted)
+    with pytest.raises(AssertionError):
+        assert_same((records[0], models[0]), alone(4, wanted))
+
+
+def test_replicas_of_two_stochastic_layers_with_everything_else() -> None:
+    """A proposal with parameters of its own, clipping of data, RMSprop, a last batch that is smaller."""
+    wanted = objective("sumo", clip_datum=2.0)
+    options: dict[str, Any] = {"optimiser": "rmsprop", "batch_size": 500, "clip_decoder": 0.5, "clip_encoder": None}
+    records, models = together([0, 1, 2], wanted, TwoLayerVAE, **options)
+    assert records[0][0]["clipped_decoder"] > 0
+    assert records[0][0]["clipped_data"] > 0
+    for seed in range(3):
+        assert_same((records[seed], models[seed]), alone(seed, wanted, TwoLayerVAE, **options))
+
+
+def test_frozen_parameters_stay() -> None:
+    models = [model(seed) for seed in range(2)]
+    before = []
+    for made in models:
+        made.decoder[0].weight.requires_grad_(False)
+        made.encoder[2].bias.requires_grad_(False)
+        before.append(made.decoder[0].weight.clone())
+    members = [Member(made, OnData(DATA), config(seed)) for seed, made in enumerate(models)]
+    list(train_together(members, objective("sumo")))
+    for made, first in zip(models, before, strict=True):
+        assert torch.equal(made.decoder[0].weight, first)
+
+
+def test_replicas_that_were_killed_apart_catch_up(tmp_path: Path) -> None:
+    """Their checkpoints are those of runs alone: one of three epochs, one of two, one of none."""
+    wanted = objective("sumo")
+    for seed, epochs in ((0, 3), (1, 2)):
+        list(dohyo.fit(model(seed), DATA, wanted, config(seed, epochs=epochs), tmp_path / str(seed)))
+    models = [model(seed) for seed in range(3)]
+    members = [Member(made, OnData(DATA), config(seed, epochs=4), tmp_path / str(seed)) for seed, made in enumerate(models)]
+    seen = [(place, record["epoch"]) for place, record in train_together(members, wanted)]
+    assert seen == [(2, 1), (2, 2), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
+    for seed in range(3):
+        made = model(seed)
+        list(dohyo.fit(made, DATA, wanted, config(seed, epochs=4)))
+        best = load_checkpoint(tmp_path / str(seed))["best"]
+        for key, value in made.state_dict().items():
+            assert torch.allclose(best[key], value, atol=1e-5, rtol=0)
+            assert best[key].untyped_storage().nbytes() == value.untyped_storage().nbytes()  # nobody else's numbers
+
+
+def test_a_replica_that_stops_early_leaves_the_others() -> None:
+    models, wanted = [model(seed) for seed in range(3)], objective("iwae")
+    members = [Member(m, OnData(DATA), config(seed, epochs=3 if seed != 1 else 1)) for seed, m in enumerate(models)]
+    assert [place for place, _ in train_together(members, wanted)] == [0, 1, 2, 0, 2, 0, 2]
+    for seed in range(3):
+        _, made = alone(seed, wanted, epochs=members[seed].config.epochs)
+        for a, b in zip(models[seed].state_dict().values(), made.state_dict().values(), strict=True):
+            assert torch.allclose(a, b, atol=1e-5, rtol=0)
+
+
+class InPlace(VAE):
+    """Draws its noise in a way that the mapping does not see."""
+
+    def bind(self, x: Tensor, **options: bool) -> Any:
+        source = super().bind(x, **options)
+
+        def shifted(rows: Tensor) -> Tensor:
+            noise = torch.empty(len(rows))
+            noise.normal_()
+            return source(rows) + noise
+
+        return shifted
+
+
+class Counting(VAE):
+    """Changes a buffer whenever it runs."""
+
+    calls: Tensor
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def encode(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().encode(x)
+
+
+class Branching(VAE):
+    """Looks at its numbers, which no map over replicas can."""
+
+    def encode(self, x: Tensor) -> Tensor:
+        code = super().encode(x)
+        return code if float(code.detach().sum()) > 0 else code + 0.0
+
+
+@pytest.mark.parametrize(("cls", "why"), [(InPlace, "cannot|other"), (Counting, "buffers"), (Branching, "cannot be mapped")])
+def test_models_that_cannot_be_mapped(cls: type[nn.Module], why: str) -> None:
+    models = [model(seed, cls) for seed in range(2)]
+    with pytest.raises(Unbatchable, match=why):
+        check_batchable(models, DATA.valid[:2], torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(Unbatchable, match=why):
+        list(train_together([Member(m, OnData(DATA), config(seed)) for seed, m in enumerate(models)], objective("sumo")))
+    list(dohyo.fit(models[0], DATA, objective("iwae"), config(0, "auto", epochs=1)))  # alone it trains as ever
+    with pytest.raises(Unbatchable, match=why):
+        list(dohyo.fit(models[0], DATA, objective("iwae"), config(0, "captured", epochs=1)))
+
+
+def test_a_k_for_each_datum_cannot_be_batched() -> None:
+    with pytest.raises(Unbatchable, match="k_draw datum"):
+        together([0, 1], objective("sumo", k_draw="datum"))
+
+
+def test_noise_from_a_generator_is_the_global_noise() -> None:
+    p = torch.rand(50)
+    torch.manual_seed(5)
+    wanted = torch.bernoulli(p), torch.randn(3), torch.distributions.Normal(0.0, 1.0).sample((4,))
+    with DrawnBy(torch.Generator().manual_seed(5)):
+        found = torch.bernoulli(p), torch.randn(3), torch.distributions.Normal(0.0, 1.0).sample((4,))
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+
+def test_the_captured_step_on_a_cpu() -> None:
+    """Compiled, with two replicas and a random number of log-weights; one batch size and one bucket, to compile little."""
+    wanted = maximum_likelihood(dohyo.SUMO(2, dohyo.Finite((0.5, 0.5))))
+    options = {"batch_size": len(DATA.train), "epochs": 6}
+    records, models = together([3, 4], wanted, program="captured", **options)
+    for place, seed in enumerate((3, 4)):
+        assert_same((records[place], models[place]), alone(seed, wanted, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "encoder"),
+    [("iwae", "same"), ("iwae", "dreg"), ("sumo", "variance"), ("symmetric-sumo", None), ("multilevel-rr", None)],
+)
+def test_every_objective_captured_on_a_cpu(name: str, encoder: str | None) -> None:
+    wanted = objective(name, encoder)
+    records, models = together([3], wanted, program="captured")
+    assert_same((records[0], models[0]), alone(3, wanted))
+
+
+@pytest.mark.slow
+@needs_gpu
+@pytest.mark.parametrize(
+    ("name", "encoder"), [("iwae", "same"), ("sumo", "dreg"), ("sumo", "variance"), ("multilevel-rr", "dreg")]
+)
+def test_the_captured_step_on_a_gpu(name: str, encoder: str) -> None:
+    """Recorded and replayed: most of these steps come from a graph."""
+    wanted, options = objective(name, encoder), {"device": "cuda", "batch_size": 50, "epochs": 3}
+    records, models = together([3, 4], wanted, program="captured", **options)
+    for place, seed in enumerate((3, 4)):
+        assert_same((records[place], models[place]), alone(seed, wanted, **options), tolerance=1e-4)
+    with pytest.raises(AssertionError):
+        assert_same((records[0], models[0]), alone(4, wanted, **options), tolerance=1e-4)
+
+
+@pytest.mark.slow
+@needs_gpu
+def test_a_captured_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    wanted, options = objective("sumo"), {"device": "cuda", "batch_size": 50}
+    for epochs in (2, 4):
+        made = model(3)
+        list(dohyo.fit(made, DATA, wanted, config(3, "captured", epochs=epochs, **options), tmp_path / "run"))
+    whole = model(3)
+    list(dohyo.fit(whole, DATA, wanted, config(3, "captured", epochs=4, **options)))
+    for a, b in zip(made.state_dict().values(), whole.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-4, rtol=0)
