@@ -21,6 +21,7 @@ from dohyo.evaluation import Comparison, Evaluation, compare, evaluate
 from dohyo.laws import Finite, Geometric, HarmonicTail, Law, PowerLaw
 from dohyo.marginal import estimate, log_marginal, reduce
 from dohyo.packing import pad, rows
+from dohyo.score import FisherInformation, fisher_information, score
 from dohyo.tuning import tune
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "Estimator",
     "Evaluation",
     "Finite",
+    "FisherInformation",
     "Geometric",
     "HarmonicTail",
     "Law",
@@ -45,11 +47,13 @@ __all__ = [
     "diagnostics",
     "estimate",
     "evaluate",
+    "fisher_information",
     "from_dict",
     "log_marginal",
     "pad",
     "reduce",
     "rows",
+    "score",
     "to_dict",
     "tune",
 ]
