@@ -1,6 +1,11 @@
 """Sphinx configuration. The package must be importable: install it, or put `src` on PYTHONPATH."""
 
+import sys
+from pathlib import Path
+
 from dohyo import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))  # for gallery
 
 project = "dohyo"
 author = "The dohyo developers"
@@ -12,6 +17,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "gallery",
 ]
 exclude_patterns = ["_build"]
 

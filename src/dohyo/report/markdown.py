@@ -1,0 +1,78 @@
+"""Markdown from studies, for README and docs: tables are made from study.json, never typed."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from dohyo.names import named
+from dohyo.report.entries import STUDY, Entry, Finding
+from dohyo.report.grids import NOTHING, Grid
+from dohyo.report.studies import read_study
+
+_BEGIN = r"<!-- results:([\w-]+) ?(.*?) ?-->"
+_BLOCK = re.compile(rf"({_BEGIN}\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str, results: Path, place: Path) -> str:
+    """The text with every block between `<!-- results:NAME -->` and `<!-- end -->` made anew.
+
+    A block becomes the conclusions of the study in `results/NAME`; `<!-- results:NAME TITLE -->` becomes its table of that title.
+
+    Args:
+        place: The folder that the text's links start from.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        begin, name, title, end = match.groups()
+        if not (results / name / STUDY).is_file():
+            raise ValueError(f"{begin.strip()}: there is no {results / name / STUDY}; make it with dohyo reproduce {name}")
+        entry = read_study(results / name)
+        made = table(named({one.title: one for one in entry.tables}, title, "table")) if title else conclusions(entry.findings)
+        return f"{begin}\n{made}\n{provenance(entry, results, place)}\n\n{end}"
+
+    if len(re.findall(_BEGIN, text)) != len(_BLOCK.findall(text)):
+        raise ValueError("a block of results has no end; write <!-- end --> on a line of its own after each")
+    return _BLOCK.sub(block, text)
+
+
+def conclusions(findings: Sequence[Finding]) -> str:
+    texts = [(one.claim, one.paper or NOTHING, one.found) for one in findings]
+    rows = [[*map(escaped, text), f"**{one.verdict}**"] for text, one in zip(texts, findings, strict=True)]
+    return _lines(["claim", "the paper", "here", "verdict"], [False] * 4, rows)
+
+
+def table(made: Grid) -> str:
+    """A table in Markdown, with its note under it.
+
+    Example:
+        >>> from dohyo.report.grids import grid
+        >>> print(table(grid("", ["estimator", "NLL"], [["IWAE_5 | DReG", 84.784], ["SUMO", None]])))
+        | estimator | NLL |
+        |---|---:|
+        | IWAE\\_5 \\| DReG | 84.78 |
+        | SUMO | – |
+        <BLANKLINE>
+    """
+    rows = [[escaped(cell.text) for cell in row] for row in made.rows]
+    note = f"\n{escaped(made.note)}\n" if made.note else ""
+    return _lines([*map(escaped, made.columns)], made.numeric, rows) + note
+
+
+def provenance(entry: Entry, results: Path, place: Path) -> str:
+    """Where a table's numbers come from, as a line under it."""
+    link = Path(os.path.relpath(results / Path(entry.folder).name / STUDY, place)).as_posix()
+    partial = "" if entry.state == "finished" else f", {entry.state} so far"
+    return f"`dohyo reproduce {entry.name} --scale {entry.scale}`, {entry.seconds.text}{partial}; [every number]({link})."
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    text = re.sub(r"([\\`*_{}\[\]<>|$#~&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"^(\d*)([-+.)])(?=[\s-]|$)", r"\1\\\2", text)  # it would begin a list or a rule
+
+
+def _lines(columns: list[str], numeric: list[bool], rows: list[list[str]]) -> str:
+    rule = "|" + "|".join("---:" if one else "---" for one in numeric) + "|\n"
+    head, *body = ("| " + " | ".join(row) + " |\n" for row in (columns, *rows))
+    return head + rule + "".join(body)
