@@ -74,7 +74,7 @@ def prepared(estimator: dohyo.Estimator, replicas: int, data: Dataset, program: 
         members.append(Member(VAE(), OnData(data), dataclasses.replace(config, seed=seed)))
         members[-1].task.begin(fabric, config)
     choice = choose([member.model for member in members], members[0].task, objective, config, fabric)
-    states = [State.start(m.model, m.config, fabric, objective.shared, choice.own_noise) for m in members]
+    states = [State.start(m.model, m.config, fabric, objective.shared, choice.together) for m in members]
     return choice.program(states, [member.task for member in members]), members, objective
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ def together(
 def assert_same(one: tuple[list[dict[str, Any]], Any], other: tuple[list[dict[str, Any]], Any], tolerance: float = 1e-5) -> None:
     for a, b in zip(one[0], other[0], strict=True):
         assert a.keys() == b.keys()
-        for key in set(a) - {"seconds"}:
+        for key in set(a) - {"seconds", "program"}:
             assert a[key] == pytest.approx(b[key], rel=tolerance, abs=tolerance), key
     for a, b in zip(one[1].state_dict().values(), other[1].state_dict().values(), strict=True):
         assert torch.allclose(a.cpu(), b.cpu(), atol=20 * tolerance, rtol=0)
@@ -95,17 +96,126 @@ def test_replicas_of_two_stochastic_layers_with_everything_else() -> None:
         assert_same((records[seed], models[seed]), alone(seed, wanted, TwoLayerVAE, **options))
 
 
-def test_frozen_parameters_stay() -> None:
-    models = [model(seed) for seed in range(2)]
-    before = []
+class Frozen(VAE):
+    """Parts of both networks are not trained."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.decoder[0].weight.requires_grad_(False)
+        self.encoder[2].bias.requires_grad_(False)
+
+
+class Tied(VAE):
+    """Two layers of the decoder have one matrix."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(data=64, hidden=4, latent=4)
+        self.decoder[2].weight = self.decoder[0].weight
+
+
+class Handmade(nn.Module):
+    """log_weights alone, noise by hand, and in evaluation mode when it arrives."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(64, 8), nn.Linear(4, 64)
+        self.eval()
+
+    def start_from(self, train: Tensor) -> None:
+        pass
+
+    def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+        mean, log_scale = (self.encoder(x) * (0.2 if self.training else 0.1))[rows].chunk(2, -1)
+        noise = torch.randn_like(mean)
+        z = mean + log_scale.exp() * noise
+        log_q = (-0.5 * noise.square() - log_scale).sum(-1)
+        return torch.distributions.Bernoulli(logits=self.decoder(z), validate_args=False).log_prob(x[rows]).sum(-1) - log_q
+
+
+@pytest.mark.parametrize("cls", [Frozen, Tied])
+def test_models_with_peculiar_parameters(cls: type[nn.Module]) -> None:
+    wanted = objective("sumo")
+    records, models = together([0, 1], wanted, cls)
+    for seed in range(2):
+        assert_same((records[seed], models[seed]), alone(seed, wanted, cls))
+        if cls is Frozen:
+            assert torch.equal(models[seed].decoder[0].weight, model(seed, cls).decoder[0].weight)
+
+
+def test_a_model_without_bind_that_was_in_evaluation_mode() -> None:
+    wanted = objective("iwae")
+    records, models = together([0, 1], wanted, Handmade)
+    for seed in range(2):
+        assert_same((records[seed], models[seed]), alone(seed, wanted, Handmade))
+
+
+def test_parameters_of_several_types_train_alone() -> None:
+    made = model(0)
+    made.shift = nn.Parameter(torch.zeros((), dtype=torch.float64))
+    assert len(list(dohyo.fit(made, DATA, objective("iwae"), config(0)))) == 2
+
+
+class Poisoned(VAE):
+    """One with poison overflows once its parameters have moved."""
+
+    poison: Tensor
+    start: Tensor
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.register_buffer("poison", torch.zeros(()))
+        self.register_buffer("start", torch.zeros(64))
+
+    def bind(self, x: Tensor, **options: bool) -> Any:
+        source = super().bind(x, **options)
+        return lambda rows: source(rows) + (self.poison * (self.decoder[-1].bias - self.start).sum()) ** 2
+
+
+def test_a_replica_that_diverges_leaves_the_others(tmp_path: Path) -> None:
+    models, wanted = [model(seed, Poisoned) for seed in range(3)], objective("iwae")
     for made in models:
-        made.decoder[0].weight.requires_grad_(False)
-        made.encoder[2].bias.requires_grad_(False)
-        before.append(made.decoder[0].weight.clone())
-    members = [Member(made, OnData(DATA), config(seed)) for seed, made in enumerate(models)]
-    list(train_together(members, objective("sumo")))
-    for made, first in zip(models, before, strict=True):
-        assert torch.equal(made.decoder[0].weight, first)
+        made.start.copy_(made.decoder[-1].bias.detach())
+    models[1].poison.fill_(1e38)
+    members = [Member(m, OnData(DATA), config(seed), tmp_path / str(seed)) for seed, m in enumerate(models)]
+    seen: list[tuple[int, int]] = []
+    with pytest.raises(ValueError, match=r"diverged in epoch 1 .* kept in .*1 "):
+        seen.extend((place, record["epoch"]) for place, record in train_together(members, wanted))
+    assert seen == [(0, 1), (2, 1), (0, 2), (2, 2)]
+    assert not (tmp_path / "1/checkpoint.pt").exists()
+    for a, b in zip(models[2].parameters(), alone(2, wanted)[1].parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5, rtol=0)
+
+
+def test_members_are_alike() -> None:
+    models = [model(seed) for seed in range(2)]
+    for changes, why in (({"clip_decoder": 1.0}, "clip_decoder is 1.0 and 20.0"), ({"k_seed": None}, "k_seed")):
+        members = [Member(m, OnData(DATA), config(seed, **(changes if seed else {}))) for seed, m in enumerate(models)]
+        with pytest.raises(ValueError, match=why):
+            list(train_together(members, objective("sumo")))
+
+
+def test_noise_of_the_data_is_each_run_s_own() -> None:
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class ByHand(type(DATA)):  # type: ignore[misc]
+        def train_batch(self, index: Tensor) -> Tensor:
+            return (torch.rand_like(self.train[index]) < self.train[index]).float()
+
+    class Numpy(ByHand):
+        def train_batch(self, index: Tensor) -> Tensor:
+            return torch.from_numpy(np.random.default_rng().random((len(index), 64))).round().float()
+
+    fields = {field.name: getattr(DATA, field.name) for field in dataclasses.fields(DATA)}
+    wanted = objective("iwae")
+    models = [model(seed) for seed in range(2)]
+    members = [Member(m, OnData(ByHand(**fields)), config(seed)) for seed, m in enumerate(models)]
+    list(train_together(members, wanted))
+    for seed in range(2):
+        made = model(seed)
+        list(dohyo.fit(made, ByHand(**fields), wanted, config(seed)))
+        assert_same(([], models[seed]), ([], made))
+    members = [Member(m, OnData(Numpy(**fields)), config(seed)) for seed, m in enumerate(models)]
+    with pytest.raises(Unbatchable, match="other ways"):
+        list(train_together(members, wanted))
 
 
 def test_replicas_that_were_killed_apart_catch_up(tmp_path: Path) -> None:
@@ -124,6 +234,8 @@ def test_replicas_that_were_killed_apart_catch_up(tmp_path: Path) -> None:
         for key, value in made.state_dict().items():
             assert torch.allclose(best[key], value, atol=1e-5, rtol=0)
             assert best[key].untyped_storage().nbytes() == value.untyped_storage().nbytes()  # nobody else's numbers
+        for own in load_checkpoint(tmp_path / str(seed))["optimiser"]["state"].values():
+            assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in own.values())
 
 
 def test_a_replica_that_stops_early_leaves_the_others() -> None:
@@ -164,6 +276,14 @@ class Counting(VAE):
         return super().encode(x)
 
 
+class Shared(VAE):
+    """Has one layer in two places."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(data=64, hidden=4, latent=4)
+        self.decoder[2] = self.decoder[0]
+
+
 class Branching(VAE):
     """Looks at its numbers, which no map over replicas can."""
 
@@ -172,11 +292,13 @@ class Branching(VAE):
         return code if float(code.detach().sum()) > 0 else code + 0.0
 
 
-@pytest.mark.parametrize(("cls", "why"), [(InPlace, "cannot|other"), (Counting, "buffers"), (Branching, "cannot be mapped")])
+@pytest.mark.parametrize(
+    ("cls", "why"), [(InPlace, "cannot|other"), (Counting, "buffers"), (Shared, "two places"), (Branching, "cannot be mapped")]
+)
 def test_models_that_cannot_be_mapped(cls: type[nn.Module], why: str) -> None:
     models = [model(seed, cls) for seed in range(2)]
     with pytest.raises(Unbatchable, match=why):
-        check_batchable(models, DATA.valid[:2], torch.tensor([0, 0, 1, 1]))
+        check_batchable(models, DATA.valid[:2], torch.tensor([0, 0, 1, 1]), {})
     with pytest.raises(Unbatchable, match=why):
         list(train_together([Member(m, OnData(DATA), config(seed)) for seed, m in enumerate(models)], objective("sumo")))
     list(dohyo.fit(models[0], DATA, objective("iwae"), config(0, "auto", epochs=1)))  # alone it trains as ever

@@ -38,6 +38,7 @@ class DensityConfig(LoopConfig):
         data: digits, mnist, mnist-static, omniglot, or a .npy or .npz file.
         data_dir: Where the data lie; else DOHYO_DATA, else a cache that is filled by download.
         data_kind: auto, binary, grey or real; how to read a file's numbers.
+        data_seed: Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.
         model: vae, vae2 (two stochastic layers), or your own nn.Module as package.module:Class.
         hidden: Units in each hidden layer.
         latent: Latent dimensions.
@@ -58,6 +59,7 @@ class DensityConfig(LoopConfig):
     data: str = "digits"
     data_dir: Path | None = None
     data_kind: str = "auto"
+    data_seed: int | None = None
     model: str = "vae"
     hidden: int = 200
     latent: int = 50
@@ -81,6 +83,10 @@ class DensityConfig(LoopConfig):
         if Path(self.data).suffix:  # a file: found again from another folder
             self.data = str(Path(self.data).resolve())
         objective = self.objective()
+        if self.program == "captured" and self.k_draw == "datum" and objective.estimator.depth_law.cap > 0:
+            raise ValueError(
+                "a step with a K for each datum has no fixed shape to capture; use --k-draw batch, or --program plain"
+            )
         self.encoder = objective.encoder
         bound = objective.estimator.depth_law.cap == 0  # a fixed number of terms
         others = 5000.0 if self.encoder == "variance" else 125.0
@@ -92,7 +98,7 @@ class DensityConfig(LoopConfig):
         return maximum_likelihood(estimator, self.encoder, k_draw=self.k_draw, baseline=self.baseline, clip_datum=self.clip_datum)
 
     def dataset(self) -> Dataset:
-        return load(self.data, self.data_dir, self.data_kind, self.seed)
+        return load(self.data, self.data_dir, self.data_kind, self.seed if self.data_seed is None else self.data_seed)
 
     def build_model(self, data: Dataset) -> nn.Module:
         """The model with its first parameters, decided by the seed."""
@@ -109,11 +115,15 @@ class DensityConfig(LoopConfig):
 class DensityRun(Run[DensityConfig]):
     """A run of `dohyo train`."""
 
-    command, config_type, length, free = "train", DensityConfig, "epochs", ("epochs",)
+    command, config_type, length, free = "train", DensityConfig, "epochs", ("epochs", "program")
+
+    def __init__(self, folder: Path, config: DensityConfig, of: "DensityRun | None" = None) -> None:
+        super().__init__(folder, config)
+        self.of = of  # the replicated run that this one is a part of
 
     @cached_property
     def data(self) -> Dataset:
-        return self.config.dataset()
+        return self.config.dataset() if self.of is None else self.of.data  # the same for all, once in memory
 
     def make_parts(self) -> tuple[nn.Module, Task[Any], MaximumLikelihood]:
         model, objective = self.config.build_model(self.data), self.config.objective()
@@ -123,15 +133,24 @@ class DensityRun(Run[DensityConfig]):
     @cached_property
     def replicas(self) -> list["DensityRun"]:
         """The runs of a replicated one, each in a folder of its own; empty if there is one run only."""
-        count, k_seed = self.config.replicas, self.config.seed if self.config.k_seed is None else self.config.k_seed
-        configs = [dataclasses.replace(self.config, seed=self.config.seed + i, k_seed=k_seed, replicas=1) for i in range(count)]
-        return [DensityRun(self.folder / f"replica_{i}", config) for i, config in enumerate(configs)] if count > 1 else []
+        config, seed = self.config, self.config.seed
+        if config.replicas == 1:
+            return []
+        k_seed, data_seed = (seed if own is None else own for own in (config.k_seed, config.data_seed))
+        common = dataclasses.replace(config, k_seed=k_seed, data_seed=data_seed, replicas=1)
+        configs = [dataclasses.replace(common, seed=seed + i) for i in range(config.replicas)]
+        return [DensityRun(self.folder / f"replica_{i}", config, self) for i, config in enumerate(configs)]
 
     @property
     def finished(self) -> bool:
         if not self.replicas:
             return super().finished
-        return self.result is not None and all(replica.finished for replica in self.replicas)
+        result = self.result
+        return (
+            result is not None
+            and all(replica.finished for replica in self.replicas)
+            and result["replicas"] == [replica.result for replica in self.replicas]  # none was trained on since
+        )
 
     def trained(self) -> nn.Module:
         if self.replicas:

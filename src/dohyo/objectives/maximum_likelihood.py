@@ -33,8 +33,7 @@ class MaximumLikelihood:
     ) -> Losses:
         """The losses of a batch; their means are over the batch. `depth` draws K, or holds the counts of log-weights itself."""
         drawn = draw_weights(source_of(model, x, self.encoder), x, self.estimator, depth, self.shared)
-        runs = getattr(model, "runs", 1)  # of replicas, each with its own batch
-        function = partial(self._coefficients, batch=len(x) // runs, dtype=drawn.log_w.dtype)
+        function = partial(self._coefficients, batch=len(x), dtype=drawn.log_w.dtype)
         theta, phi, *numbers = self.tables(function, drawn.log_w.detach(), drawn.counts, of_each(baseline, x))
         for_theta = Term(drawn.log_w, theta)
         for_phi = for_theta if self.encoder == "same" else Term(drawn.log_w_phi, phi)

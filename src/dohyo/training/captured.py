@@ -1,11 +1,14 @@
 """The captured step: compiled, and on a CUDA GPU recorded as a graph that one call replays.
 
 A graph has fixed shapes. So there is one for each number of log-weights. The first step of a bucket, the numbers up to the next
-power of two, runs as it is, which compiles what must be; from then on every new number is recorded when it comes. The network
+power of two, runs as it is, which compiles what must be; from then on every new number is recorded when it comes. A graph knows
+addresses: whatever a recorded step reads must live as long as the graph does, in the team, in the programs compiled here, or
+in the graph's own memory. The network
 runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded to the bucket's power
 of two and compiled once for each.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,12 +19,10 @@ from torch.nn.functional import pad
 from torch.optim.adam import adam
 
 from dohyo.packing import even, through_tables
-from dohyo.training.replicas import flattened
+from dohyo.training.flat import flattened
 from dohyo.training.step import Finish, Kept, Team
 
-_WIDEST = (
-    1024  # beyond so many log-weights the arithmetic is not compiled: such steps are rare, and each power of two costs seconds
-)
+_WIDEST = 256  # steps with more log-weights are rare and run as they are: each doubling takes longer to compile
 
 
 def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
@@ -98,7 +99,7 @@ class CompiledFinish(Finish):
 
         sums = [kept.sums[name] for name in names]
         arguments = [*gradients, *numbers.values(), level, *sums, kept.clipped, kept.baseline, *self.adam]
-        key = next(iter(numbers.values())).shape
+        key = (next(iter(numbers.values())).shape, *(gradient.stride() for gradient in gradients))
         if key not in self.programs:
             self.programs[key] = compiled(whole, *arguments)
         self.programs[key](*arguments)
@@ -144,6 +145,9 @@ class Graphs:
         graph.capture_begin(pool=self.pool)
         try:
             self.step(own, n)
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # what went wrong first is what counts
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return graph, own

@@ -68,6 +68,7 @@ class StepConfig:
             value = getattr(self, name)
             if isinstance(value, float | int) and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value}; it must be positive and finite")
+        self.beta1, self.beta2 = float(self.beta1), float(self.beta2)
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError("beta1 and beta2 must lie in [0, 1)")
 

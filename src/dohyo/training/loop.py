@@ -1,5 +1,6 @@
 """The loop of every task: epochs of steps, a check, schedule, checkpoints. Copy it and change it."""
 
+import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from dohyo.training.config import LoopConfig
 from dohyo.training.log import RunLog
 from dohyo.training.processes import launch, sum_over_processes
 from dohyo.training.programs import Program, choose
-from dohyo.training.state import CHECKPOINT, State
+from dohyo.training.state import CHECKPOINT, State, identity
 from dohyo.training.tasks import Data, Objective, OnData, Record, Task
 
 
@@ -73,21 +74,27 @@ class Member:
 def train_together(members: Sequence[Member], objective: Objective, fabric: Fabric | None = None) -> Iterator[tuple[int, Record]]:
     """`train` for several runs in one program; yields a member's place and its record after each of its epochs.
 
-    The members' configs differ in nothing but the seed. Each run is the one that it would be alone with the same `k_seed`, to
-    rounding, and its folder and checkpoint are those of a run alone. Members that are behind, because a kill came between two
-    checkpoints, catch up first. A ValueError (`Unbatchable`) says why these models cannot be trained together.
+    The members' configs differ in nothing but the seed and the epochs. Each run is the one that it would be alone with the same
+    `k_seed`, to rounding, and its folder and checkpoint are those of a run alone. Members that are behind, because a kill came
+    between two checkpoints, catch up first. One that diverges is left where it was, and said when the others are done. A
+    ValueError (`Unbatchable`) says why these models cannot be trained together.
     """
+    _check_alike([member.config for member in members])
     fabric = fabric or launch(members[0].config.device)
     for member in members:
         member.task.begin(fabric, member.config)
     plan = choose([member.model for member in members], members[0].task, objective, members[0].config, fabric)
-    runs = [_Run(member, fabric, objective, own_noise=plan.own_noise) for member in members]
+    runs: list[_Run] = []
     saved, program = time.monotonic(), None
     try:
+        for member in members:  # one at a time, so that those that are open are closed if the next cannot be
+            runs.append(_Run(member, fabric, objective, own_noise=plan.together))  # noqa: PERF401
         while going := [run for run in runs if not run.over]:
             behind = min(run.state.progress.epoch for run in going)
             team = [run for run in going if run.state.progress.epoch == behind]
             if program is None or program.states != [run.state for run in team]:
+                program = None
+                gc.collect()  # the graphs of the last program, before others are recorded
                 program = plan.program([run.state for run in team], [run.member.task for run in team])
             started = time.monotonic()
             for run in team:
@@ -95,16 +102,20 @@ def train_together(members: Sequence[Member], objective: Objective, fabric: Fabr
             records = train_epoch(program, [run.member for run in team], objective, fabric)
             trained = time.monotonic()
             for run, record in zip(team, records, strict=True):
-                run.after_epoch(record, fabric, started, trained)
-            due = fabric.broadcast(any(run.due(saved) for run in team))  # the first process's clock decides for all
+                run.after_epoch({**record, "program": plan.name}, fabric, started, trained)
+            healthy = [run for run in team if run.failure is None]
+            due = fabric.broadcast(any(run.due(saved) for run in healthy))  # the first process's clock decides for all
             if due:
-                for run in team:
+                for run in healthy:
                     run.save(fabric)
                 saved = time.monotonic()
-            for run in team:
+            for run in healthy:
                 yield runs.index(run), run.record
         for run in runs:
             run.member.model.load_state_dict(run.state.best)
+        for run in runs:
+            if run.failure is not None:
+                raise run.failure
     finally:
         for run in runs:
             run.close()
@@ -117,6 +128,7 @@ class _Run:
         self.member, config, folder = member, member.config, member.folder
         self.state = State.start(member.model, config, fabric, objective.shared, own_noise)
         self.record: Record = {}
+        self.failure: ValueError | None = None
         self.log: RunLog | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -126,6 +138,10 @@ class _Run:
 
     def after_epoch(self, record: Record, fabric: Fabric, started: float, trained: float) -> None:
         config, progress = self.member.config, self.state.progress
+        self.failure = _failure(record, self.state, self.member.folder)
+        if self.failure is not None:
+            self.over = True
+            return
         progress.step_seconds += trained - started
         record |= self.member.task.check(self.state.model, record, config, fabric)
         self.state.after_epoch(record.pop("score", None), config)
@@ -172,15 +188,28 @@ def train_epoch(program: Program, members: Sequence[Member], objective: Objectiv
     for state, mean, share, baseline in zip(states, means, shares, kept.baseline.tolist(), strict=True):
         state.progress.baseline = baseline if objective.running_baseline else None
         records.append(dict(zip(kept.sums, mean, strict=True)))
-        _check_numbers(records[-1], state)
         records[-1] |= {"learning_rate": state.rate, "clipped_decoder": share[0], "clipped_encoder": share[1]}
     return records
 
 
-def _check_numbers(record: Record, state: State) -> None:
-    for name, value in record.items():
-        if math.isnan(value):
-            raise ValueError(
-                f"training diverged in epoch {state.progress.epoch + 1} (up to step {state.progress.step}): {name} is NaN; a "
-                "checkpoint of an earlier epoch, if there is one, is kept (try a lower learning rate or clip norm)"
-            )
+def _failure(record: Record, state: State, folder: Path | None) -> ValueError | None:
+    """What to say of a run whose numbers are no longer numbers."""
+    wrong = [name for name, value in record.items() if isinstance(value, float) and math.isnan(value)]
+    if not wrong:
+        return None
+    return ValueError(
+        f"training diverged in epoch {state.progress.epoch + 1} (up to step {state.progress.step}): {wrong[0]} is NaN; a "
+        f"checkpoint of an earlier epoch, if there is one, is kept{'' if folder is None else f' in {folder}'} "
+        "(try a lower learning rate or clip norm)"
+    )
+
+
+def _check_alike(configs: Sequence[Any]) -> None:
+    """A ValueError if configs differ in what one program cannot have twice."""
+    first = identity(configs[0])
+    for config in configs[1:]:
+        for key, value in identity(config).items():
+            if key != "seed" and value != first[key]:
+                raise ValueError(f"{key} is {value} and {first[key]}; runs that are trained together differ in seed alone")
+        if config.k_seed is None:
+            raise ValueError("runs that are trained together have one k_seed; set it, to the seed of the first, say")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dohyo.objectives import MaximumLikelihood
 from dohyo.training.captured import CompiledFinish, CompiledTables, Graphs
 from dohyo.training.config import LoopConfig
+from dohyo.training.noise import DrawnBy
 from dohyo.training.replicas import Replicas, Unbatchable, check_batchable
 from dohyo.training.state import State
 from dohyo.training.step import Finish, Team, train_step
@@ -38,8 +39,9 @@ class Choice:
     reason: str = ""
 
     @property
-    def own_noise(self) -> bool:
-        return self.together
+    def name(self) -> str:
+        """What to call it in a record."""
+        return "captured" if self.captured else f"plain: {self.reason}" if self.reason else "plain"
 
     def program(self, states: list[State], tasks: list[Task[Any]]) -> "Program":
         return Program(states, tasks, self)
@@ -53,7 +55,7 @@ def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, c
     if len(models) == 1 and not captured:
         return choice
     try:
-        _check(models, task, objective, config, fabric)
+        _check(models, task, objective, config, fabric, captured)
     except Unbatchable as error:
         if len(models) > 1 or wanted == "captured":
             raise
@@ -61,16 +63,27 @@ def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, c
     return dataclasses.replace(choice, together=True, captured=captured)
 
 
-def _check(models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: Any, fabric: Fabric) -> None:
+def _check(
+    models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: Any, fabric: Fabric, captured: bool
+) -> None:
     if not isinstance(objective, MaximumLikelihood) or not isinstance(config, LoopConfig):
         raise Unbatchable("only maximum likelihood on data can be captured or batched")
     if fabric.world_size > 1:
         raise Unbatchable("under torchrun each process takes its part of every batch")
     if not objective.shared and objective.estimator.depth_law.cap > 0:
         raise Unbatchable("with a K for each datum (k_draw datum) no two steps have the same shape")
-    device = fabric.device
-    x = task.batch(torch.arange(2, device=device))
-    check_batchable([model.to(device) for model in models], x, torch.tensor([0, 0, 1, 1], device=device))
+    device, index = fabric.device, torch.zeros(2, dtype=torch.long, device=fabric.device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        x = task.batch(index)
+        with DrawnBy(torch.Generator(device).manual_seed(0)):
+            again = task.batch(index)
+        if not torch.equal(x, again):
+            raise Unbatchable("the training data draw random numbers by other ways than torch's generator of their device")
+        options = {"detach_posterior": True} if objective.encoder == "dreg" else {}
+        rows = torch.tensor([0, 0, 1, 1], device=device)
+        with torch._dynamo.config.patch(recompile_limit=1000):
+            check_batchable([model.to(device) for model in models], x, rows, options, "eager" if captured else None)
 
 
 class Program:
@@ -84,7 +97,7 @@ class Program:
         if choice.together:
             noises = [state.noise for state in states if state.noise is not None]
             varying = objective.estimator.depth_law.cap > 0
-            model = Replicas([state.model for state in states], noises, choice.captured, varying)
+            model = Replicas([state.model for state in states], noises, "inductor" if choice.captured else None, varying)
         self.team = Team(states, tasks, model, device)
         if choice.captured:
             objective = dataclasses.replace(objective, tables=CompiledTables())
@@ -117,6 +130,8 @@ class Program:
             self.contexts.enter_context(torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000))
             self.contexts.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's, of its own code
+        if self.choice.together:
+            self.team.model.refresh()
         self.finish.begin(self.team)
         if self.graphs is not None:
             outer, own = torch.cuda.current_stream(), self.graphs.stream

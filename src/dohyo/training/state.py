@@ -21,7 +21,7 @@ _FREE = {"epochs", "steps", "instance", "stop_patience", "device", "max_rows", "
          "test_terms", "test_draws"}  # fmt: skip  # what may change on resume
 
 
-@dataclass
+@dataclass(eq=False)
 class State:
     """A run between two epochs: what is needed to go on as if nothing had happened.
 
@@ -85,16 +85,18 @@ class State:
 
     def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
         """Write the checkpoint; every process must call this, the first one writes."""
-        noise = {"cpu": torch.random.get_rng_state(), "depth": self.depth.get_state(), "task": task.state_dict()}
+        noise = {"depth": self.depth.get_state(), "task": task.state_dict()}
         if self.noise is not None:
             noise[fabric.device.type] = self.noise.get_state()
-        elif fabric.device.type == "cuda":
-            noise["cuda"] = torch.cuda.get_rng_state(fabric.device)
+        else:
+            noise["cpu"] = torch.random.get_rng_state()
+            if fabric.device.type == "cuda":
+                noise["cuda"] = torch.cuda.get_rng_state(fabric.device)
         checkpoint = {
             "model": _copied(self.model.state_dict()),
             "best": self.best,
-            "optimiser": self.optimiser.state_dict(),
-            "config": _identity(config),
+            "optimiser": {"state": {place: _copied(own) for place, own in self.optimiser.state_dict()["state"].items()}},
+            "config": identity(config),
             "order": self.order.get_state(),
             "noise": gather(fabric, noise),
             "numbers": dataclasses.asdict(self.progress),
@@ -116,8 +118,8 @@ class State:
             raise ValueError(
                 f"{folder}: the run had {len(checkpoint['noise'])} processes, not {fabric.world_size}; resume with as many"
             )
-        for key, value in _identity(config).items():
-            if checkpoint["config"].get(key) != value:
+        for key, value in identity(config).items():
+            if key in checkpoint["config"] and checkpoint["config"][key] != value:  # an option that is new has its default
                 raise ValueError(
                     f"{folder}: {key} is {value} now, but was {checkpoint['config'].get(key)} when the run began; "
                     "put it back, or start a new run"
@@ -132,7 +134,8 @@ class State:
         if self.noise is not None and fabric.device.type in noise:
             self.noise.set_state(noise[fabric.device.type])
         elif self.noise is None:
-            torch.random.set_rng_state(noise["cpu"])
+            if "cpu" in noise:
+                torch.random.set_rng_state(noise["cpu"])
             if fabric.device.type == "cuda" and "cuda" in noise:
                 torch.cuda.set_rng_state(noise["cuda"], fabric.device)
         task.load_state_dict(noise["task"])
@@ -156,7 +159,7 @@ def _copied(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in values.items()}
 
 
-def _identity(config: StepConfig) -> dict[str, Any]:
+def identity(config: StepConfig) -> dict[str, Any]:
     """What of a config decides the numbers of a run, as plain data."""
     values = {key: value for key, value in dataclasses.asdict(config).items() if key not in _FREE}
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}

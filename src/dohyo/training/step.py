@@ -10,8 +10,10 @@ from torch import Tensor
 
 from dohyo.objectives import Losses
 from dohyo.objectives.losses import Term
+from dohyo.training.flat import flat_row, row_length, unflattened
+from dohyo.training.noise import DrawnBy
 from dohyo.training.processes import sum_over_processes
-from dohyo.training.replicas import DrawnBy, flat_row, parameters_of, row_length, unflattened
+from dohyo.training.replicas import parameters_of
 from dohyo.training.state import State
 from dohyo.training.tasks import Objective, Task
 
@@ -60,7 +62,7 @@ class Team:
         """Each run's optimiser takes a step along its row of gradients."""
         for state, own, row in zip(self.states, self.each, flat, strict=True):
             for parameter, gradient in zip(own, unflattened(row, own), strict=True):
-                parameter.grad = gradient
+                parameter.grad = gradient.to(parameter.dtype)
             state.optimiser.step()
 
 
@@ -111,7 +113,7 @@ def train_step(team: Team, index: Tensor, batch: int, depth: torch.Generator | T
         if objective.running_baseline:
             baseline = team.kept.baseline.nan_to_num(0.0)[:, None].expand(index.shape).reshape(-1)
         losses = objective(team.model, x, depth, baseline)
-        gradients = _gradients(losses, team, index.shape[1] / batch)  # the losses are means over this part of the batch
+        gradients = _gradients(losses, team, len(x) / batch)  # the losses are means over x, a run's over its whole batch
         numbers = losses.numbers
         if objective.running_baseline:
             level = losses.level.double().unflatten(0, (len(team.states), -1)).sum(1) / batch

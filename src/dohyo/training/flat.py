@@ -1,0 +1,45 @@
+"""Tensors of several runs side by side in one table, a row for each run, and back."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def flattened(tensors: Sequence[Sequence[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+    """Each run's tensors in one row of a table: the table, and for each tensor its view of all runs, (runs, ...).
+
+    The tensors themselves become views of the table: who changes the one changes the other.
+    """
+    flat = torch.cat([flat_row([own.detach()[None] for own in row]) for row in tensors])
+    for row, own in zip(flat, tensors, strict=True):
+        for tensor, view in zip(own, unflattened(row, own), strict=True):
+            tensor.data = view
+    return flat, unflattened(flat, [torch.empty(len(tensors), *tensor.shape, device="meta") for tensor in tensors[0]])
+
+
+def flat_row(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors (runs, ...) side by side as a table (runs, numbers)."""
+    flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
+    return torch.cat([pad(part, (0, _room(part.shape[1]) - part.shape[1])) for part in flat], 1)
+
+
+def row_length(tensors: Sequence[Tensor]) -> int:
+    """How many columns `flat_row` makes of them."""
+    return sum(_room(tensor[0].numel()) for tensor in tensors)
+
+
+def unflattened(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that `flat_row` put side by side, as views; of one run if `flat` is one row."""
+    views, start = [], 0
+    for tensor in like:
+        size = tensor.numel() // (len(flat) if flat.ndim == 2 else 1)
+        views.append(flat[..., start : start + size].view(tensor.shape))
+        start += _room(size)
+    return views
+
+
+def _room(size: int) -> int:
+    """Rounded up, so that each begins where a matrix product can load it in whole lines."""
+    return -(-size // 32) * 32

@@ -1,0 +1,72 @@
+"""Noise of one's own: a run's random numbers from its own generator, drawn as the code asks or beforehand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
+_TAKE_GENERATOR = {
+    torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_, torch.normal, torch.Tensor.normal_, torch.rand, torch.randn,
+    torch.randint, torch.randperm, torch.multinomial, torch.Tensor.multinomial, torch.Tensor.uniform_, torch.Tensor.exponential_,
+    torch.Tensor.random_, torch.Tensor.cauchy_, torch.Tensor.log_normal_, torch.Tensor.geometric_, torch.poisson, torch.binomial,
+    torch._standard_gamma, torch._sample_dirichlet,
+}  # fmt: skip
+
+
+class DrawnBy(TorchFunctionMode):
+    """Random numbers come from a generator instead of torch's global one of the same device; a generator that is given stays."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _LIKE and len(args) == 1:
+            options = {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
+            func, args, kwargs = _LIKE[func], (args[0].shape,), options
+        if func in _TAKE_GENERATOR and kwargs.get("generator") is None and self._here(args, kwargs):
+            kwargs = {**kwargs, "generator": self.generator}
+        return func(*args, **kwargs)
+
+    def _here(self, args: Any, kwargs: Any) -> bool:
+        tensors = [value for value in args if isinstance(value, Tensor)]
+        device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
+        return device.type == self.generator.device.type
+
+
+class Asked(TorchFunctionMode):
+    """Notes how much standard normal noise is asked for, and gives zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if _is_standard_normal(func, args, kwargs):
+            self.shapes.append(found.shape)
+            return torch.zeros_like(found)
+        return found
+
+
+class Given(TorchFunctionMode):
+    """Hands out noise that was drawn beforehand, in the order in which it is asked for."""
+
+    def __init__(self, noise: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.noise, self.place = noise, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_standard_normal(func, args, kwargs):
+            self.place += 1
+            return self.noise[self.place - 1]
+        return func(*args, **(kwargs or {}))
+
+
+def _is_standard_normal(func: Any, args: Any, kwargs: Any) -> bool:
+    """As `torch.distributions` draw it, and as most people write it by hand. vmap refuses other randomness."""
+    return (func is torch.Tensor.normal_ or func is torch.randn_like) and len(args) == 1 and not kwargs
