@@ -270,7 +270,8 @@ def test_replicas(runs: Path) -> None:
     assert result["test_nll_spread"] == pytest.approx(float(torch.tensor(nlls, dtype=torch.float64).std()))
     assert set(result) - set(result["replicas"][0]) == {"replicas", "test_nll_spread", "test_nll_mean_stderr"}
     seed = result["replicas"][1]["seed"]
-    alone = ("--seed", str(seed), "--k-seed", str(result["seed"]), "--epochs", "2", "--out", "alone")
+    first = str(result["seed"])
+    alone = ("--seed", str(seed), "--k-seed", first, "--data-seed", first, "--epochs", "2", "--out", "alone")
     assert run("train", *SUMO, *alone, folder=runs).returncode == 0
     assert json.loads((runs / "alone/result.json").read_text())["test_nll"] == pytest.approx(nlls[1], abs=1e-4)
     assert result["warnings"] == json.loads((runs / "alone/result.json").read_text())["warnings"]

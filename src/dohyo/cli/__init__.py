@@ -1,13 +1,15 @@
 """The command `dohyo`. What a command alone needs is imported when it runs."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from jsonargparse import Namespace
 
 import dohyo
-from dohyo.cli import density, estimate, qpbo, reverse_kl
+from dohyo.cli import density, estimate, qpbo, report, reproduce, reverse_kl
 from dohyo.cli.parsing import Formatter, Parser
 
-_COMMANDS = {
+_COMMANDS: dict[str, tuple[Callable[..., Parser], Callable[[Namespace], int], str]] = {
     "train": (density.train_parser, density.train, "train a latent-variable model by maximum likelihood"),
     "evaluate": (
         density.evaluate_parser,
@@ -17,6 +19,8 @@ _COMMANDS = {
     "sample": (density.sample_parser, density.sample, "pictures of a trained model's samples"),
     "reverse-kl": (reverse_kl.reverse_kl_parser, reverse_kl.reverse_kl, "fit a model to an unnormalised density by reverse KL"),
     "qpbo": (qpbo.qpbo_parser, qpbo.qpbo, "optimise a function of bits by training a policy"),
+    "reproduce": (reproduce.reproduce_parser, reproduce.reproduce, "the paper's tables and figures, one study each"),
+    "report": (report.report_parser, report.report, "one page of HTML from the folders of studies and runs"),
     "estimate": (estimate.parser, estimate.run, "log p(x) from a file of log-weights"),
 }
 
@@ -56,5 +60,6 @@ def _parser(arguments: Sequence[str]) -> Parser:
     )
     commands = parser.add_subcommands(dest="command", required=True)
     for name, (make, _, text) in _COMMANDS.items():
-        commands.add_subcommand(name, make() if name in arguments[:1] else Parser(), help=text)
+        known = (arguments[1:],) if name == "reproduce" else ()  # each study has options of its own
+        commands.add_subcommand(name, make(*known) if name in arguments[:1] else Parser(), help=text)
     return parser

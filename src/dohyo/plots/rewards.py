@@ -19,7 +19,7 @@ Records = Sequence[dict[str, Any]]
 _KEYS = ("step", "seconds", "reward", "best_reward", "entropy")
 _SMALL = 8  # points
 _FEW = 40  # points of a curve that are still drawn as dots
-_RATIO = 20  # of the longest run's seconds to the shortest's: beyond it their axis is logarithmic
+_RATIO = 20  # of the longest run's seconds or steps to the shortest's: beyond it their axis is logarithmic
 
 
 def plot_reward_curves(runs: Mapping[str, Records | Sequence[Records]], path: Path, best_known: float | None = None) -> None:
@@ -51,9 +51,11 @@ def plot_reward_curves(runs: Mapping[str, Records | Sequence[Records]], path: Pa
             axis.axhline(best_known, color="black", linewidth=1, linestyle=":")
         axis.set(ylim=limits, ylabel="reward")
     entropy.set(ylim=_bulk([one["entropy"] for seeds in curves.values() for one in seeds]), ylabel="entropy, nats")
-    ends = [float(one["seconds"][-1]) for seeds in curves.values() for one in seeds]
-    if max(ends) > _RATIO * min(ends) > 0:
-        by_second.set_xscale("log")
+    for clock, axes in (("seconds", [by_second]), ("step", [by_step, entropy])):
+        ends = [float(one[clock][-1]) for seeds in curves.values() for one in seeds]
+        if max(ends) > _RATIO * min(ends) > 0:
+            for axis in axes:
+                axis.set_xscale("log")
     for axis, label in ((by_step, "step"), (by_second, "seconds"), (entropy, "step")):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

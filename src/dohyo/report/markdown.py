@@ -17,7 +17,8 @@ _BLOCK = re.compile(rf"({_BEGIN}\n).*?(<!-- end -->)", re.DOTALL)
 def filled(text: str, results: Path, place: Path) -> str:
     """The text with every block between `<!-- results:NAME -->` and `<!-- end -->` made anew.
 
-    A block becomes the conclusions of the study in `results/NAME`; `<!-- results:NAME TITLE -->` becomes its table of that title.
+    A block becomes the conclusions of the study in `results/NAME`; `<!-- results:NAME TITLE -->` becomes its table of that title,
+    and `<!-- results:overview -->` what all studies there found, a row for each.
 
     Args:
         place: The folder that the text's links start from.
@@ -25,6 +26,8 @@ def filled(text: str, results: Path, place: Path) -> str:
 
     def block(match: re.Match[str]) -> str:
         begin, name, title, end = match.groups()
+        if name == "overview":
+            return f"{begin}\n{overview(results, place)}\n{end}"
         if not (results / name / STUDY).is_file():
             raise ValueError(f"{begin.strip()}: there is no {results / name / STUDY}; make it with dohyo reproduce {name}")
         entry = read_study(results / name)
@@ -34,6 +37,20 @@ def filled(text: str, results: Path, place: Path) -> str:
     if len(re.findall(_BEGIN, text)) != len(_BLOCK.findall(text)):
         raise ValueError("a block of results has no end; write <!-- end --> on a line of its own after each")
     return _BLOCK.sub(block, text)
+
+
+def overview(results: Path, place: Path) -> str:
+    """Each study: how many of its claims hold, and which do not."""
+    rows = []
+    for path in sorted(results.glob(f"*/{STUDY}")):
+        entry = read_study(path.parent)
+        verdicts = [one.holds for one in entry.findings]
+        words = {True: "hold", False: "do not", None: "cannot be told"}
+        counts = ", ".join(f"{verdicts.count(holds)} {word}" for holds, word in words.items() if holds in verdicts)
+        failed = "; ".join(escaped(one.claim) for one in entry.findings if one.holds is False) or NOTHING
+        link = Path(os.path.relpath(path, place)).as_posix()
+        rows.append([f"[`{entry.name}`]({link})", escaped(entry.title), counts, failed])
+    return _lines(["study", "what", "claims", "what does not hold here"], [False] * 4, rows)
 
 
 def conclusions(findings: Sequence[Finding]) -> str:
