@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import shutil
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -46,7 +45,7 @@ class Squares(Study[SquaresConfig]):
             log.write("done\n")
         advance(0.5)
         if self.fails and options["n"] == 2:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         return {"square": options["n"] ** options["power"], "nothing": float("nan")}
 
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:

@@ -175,12 +175,8 @@ def train_epoch(program: Program, members: Sequence[Member], objective: Objectiv
     for total in (*kept.sums.values(), kept.clipped):
         total.zero_()
     orders = [m.task.batches(m.config, s.progress, s.order) for m, s in zip(members, states, strict=True)]
-    batches = [torch.stack(indices).to(fabric.device) for indices in zip(*orders, strict=True)]
     with program:
-        program.steps(batches)
-    for state in states:
-        state.progress.step += len(batches)
-    data, steps = sum(index.shape[1] for index in batches), len(batches)
+        steps, data = program.steps(torch.stack(indices).to(fabric.device) for indices in zip(*orders, strict=True))
     # The gradient norms, and so the clipped steps, are the same on all processes; the sums over data are not.
     shares = (kept.clipped / steps).tolist()
     means = sum_over_processes(fabric, [torch.stack(list(kept.sums.values()), 1) / data])[0].tolist()

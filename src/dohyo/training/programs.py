@@ -2,9 +2,10 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Self
 
 import torch
@@ -107,16 +108,27 @@ class Program:
         if choice.captured and config.optimiser in ("adam", "amsgrad"):
             self.finish = CompiledFinish(self.team, objective, config, choice.fabric)
 
-    def steps(self, batches: Sequence[Tensor]) -> None:
-        """A step of all runs on each of these indices (runs, data), of which this process takes its part."""
+    def steps(self, batches: Iterable[Tensor]) -> tuple[int, int]:
+        """A step of all runs on each of these indices (runs, data), of which this process takes its part.
+
+        Returns:
+            How many steps, and how many data of a run.
+        """
         rank, world = self.choice.fabric.global_rank, self.choice.fabric.world_size
-        if not self.choice.together:
-            for index in batches:
+        steps = data = 0
+        plans: Iterable[int | None] = repeat(None)
+        if self.choice.together:
+            batches = list(batches)
+            plans = self.choice.objective.estimator.shared_plans(len(batches), self.states[0].depth)
+        for index, n in zip(batches, plans, strict=False):  # a task on draws may look at the progress before it gives the next
+            if n is None:
                 train_step(self.team, index[:, rank::world], index.shape[1], self.states[0].depth, self.finish)
-            return
-        plans = self.choice.objective.estimator.shared_plans(len(batches), self.states[0].depth)
-        for index, n in zip(batches, plans, strict=True):
-            (self.graphs or self._step)(index, n)
+            else:
+                (self.graphs or self._step)(index, n)
+            steps, data = steps + 1, data + index.shape[1]
+            for state in self.states:
+                state.progress.step += 1
+        return steps, data
 
     def _step(self, index: Tensor, n: int) -> None:
         train_step(self.team, index, index.shape[1], torch.full((index.numel(),), n), self.finish)
