@@ -104,6 +104,17 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert again["cells_done"] == 4
 
 
+def test_a_study_that_was_stopped_in_its_first_cell_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Squares, "fails", True)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(Squares.at("small"), tmp_path, only=["n_2"])
+    report = json.loads((tmp_path / "study.json").read_text())
+    assert list(report) == KEYS
+    assert (report["cells_done"], report["conclusions"], report["tables"], report["pictures"]) == (0, [], [], [])
+    monkeypatch.undo()
+    assert reproduce(Squares.at("small"), tmp_path)["cells_done"] == 4
+
+
 def test_cells_can_be_picked_and_the_report_tells_of_all(tmp_path: Path) -> None:
     study = Squares.at("small")
     assert picked(study, {"side": ["odd"]}) == ["n_1", "n_3"]

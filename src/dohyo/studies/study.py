@@ -151,7 +151,7 @@ def reproduce(
     cells = {name: json.loads(json.dumps(plain(options))) for name, options in study.cells().items()}
     wanted = list(cells) if only is None else list(only)
     done = _done(study, folder, cells)
-    report: dict[str, Any] = {}
+    report = _write_report(study, folder, cells, draw=False) if not (folder / REPORT).exists() else {}  # what the folder is
     drawn = -math.inf
     for number, name in enumerate(wanted):
 
@@ -239,11 +239,10 @@ def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], draw:
     """From what lies in the folder, so that several processes may do cells of one study at a time."""
     done = _done(study, folder, cells)
     results = {name: cell["result"] for name, cell in done.items()}
-    conclusions, tables = study.summarise(results)
+    conclusions, tables = study.summarise(results) if results else ([], [])
+    pictures = _read(folder / REPORT)["pictures"] if (folder / REPORT).exists() else []
     if draw:
         pictures = [dataclasses.asdict(picture) for picture in study.draw(results, folder)]
-    else:
-        pictures = _read(folder / REPORT)["pictures"]
     report: dict[str, Any] = plain({
         "schema_version": SCHEMA_VERSION,
         "study": study.name,

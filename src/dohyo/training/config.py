@@ -128,12 +128,14 @@ class DrawsConfig(StepConfig):
         check_every: Steps from one check, record and possible checkpoint to the next.
         max_seconds: The run ends at the first check after so long; null for no limit.
         decay: linear: the learning rate falls to zero over the steps, a little after each check; or none.
+        tf32: As for data, but off unless asked for: nobody has measured what it does here.
     """
 
     steps: int = 10_000
     check_every: int = 500
     max_seconds: float | None = None
     decay: str = "linear"
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
