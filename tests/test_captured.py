@@ -320,13 +320,22 @@ def test_noise_from_a_generator_is_the_global_noise() -> None:
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
 
 
-def test_the_captured_step_on_a_cpu() -> None:
-    """Compiled, with two replicas and a random number of log-weights; one batch size and one bucket, to compile little."""
+def test_the_captured_step_on_a_cpu(tmp_path: Path) -> None:
+    """Compiled, with two replicas and a random number of log-weights, and gone on with by the plain program.
+
+    One batch size and one bucket, to compile little.
+    """
     wanted = maximum_likelihood(dohyo.SUMO(2, dohyo.Finite((0.5, 0.5))))
-    options = {"batch_size": len(DATA.train), "epochs": 6}
-    records, models = together([3, 4], wanted, program="captured", **options)
-    for place, seed in enumerate((3, 4)):
-        assert_same((records[place], models[place]), alone(seed, wanted, **options))
+    records: dict[int, list[dict[str, Any]]] = {3: [], 4: []}
+    for program, epochs in (("captured", 4), ("plain", 8)):
+        models = {seed: model(seed) for seed in records}
+        options = {"batch_size": len(DATA.train), "epochs": epochs, "program": program}
+        members = [Member(m, OnData(DATA), config(seed, **options), tmp_path / str(seed)) for seed, m in models.items()]
+        for place, record in train_together(members, wanted):
+            records[3 + place].append(record)
+    assert [record["program"] for record in records[3]] == 4 * ["captured"] + 4 * ["plain"]
+    for seed, made in models.items():
+        assert_same((records[seed], made), alone(seed, wanted, batch_size=len(DATA.train), epochs=8))
 
 
 @pytest.mark.slow
