@@ -87,7 +87,7 @@ def measure(name: str, cost: int, replicas: int, data: Dataset, program: str, ep
     run()
     if made.graphs is not None:  # record what an epoch may ask for, as a long run has
         with made:
-            for n in sorted(set(estimator.shared_plans(20 * STEPS, torch.Generator().manual_seed(1)))):
+            for n in 2 * sorted(set(estimator.shared_plans(20 * STEPS, torch.Generator().manual_seed(1)))):
                 made.graphs(torch.zeros(replicas, BATCH, dtype=torch.long, device="cuda"), n)
     ready = time.monotonic() - begun
     times = []

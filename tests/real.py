@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def kill_until_done(first: list[str], again: list[str], folder: Path, name: str,
         assert process.returncode == -signal.SIGKILL, error
         if (folder / name / "config.yaml").exists():
             line = again
+
+
+def killed_when(ready: Callable[[], bool], line: list[str], folder: Path) -> None:
+    """Start a process, and SIGKILL it as soon as `ready`."""
+    process = subprocess.Popen(line, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    while process.poll() is None and not ready():
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
 
 
 def timeless(found: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """The study `estimates`: its claims, and the command killed and started again."""
 
 import json
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from dohyo.studies.estimates import Estimates, estimator_at
 from dohyo.studies.estimates_findings import LAWS, NAMES, Findings
 from dohyo.studies.strata import contribution, mean_over_every_k, strata
 from dohyo.studies.toy import Toy, toy_data
-from real import command, environment, finished, picture
+from real import command, finished, killed_when, picture
 
 from problems import FewPoints
 from stats import errors_off
@@ -112,11 +110,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, by
     """A run that was killed when some cells were done, and started again: folder, cells before, last words."""
     folder = tmp_path_factory.mktemp("estimates")
     line = command("reproduce", "estimates", "--scale", "smoke", "--device", "cpu", "--out", "e")
-    process = subprocess.Popen(line, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
-    while process.poll() is None and len(list((folder / "e/cells").glob("[a-z]*.json"))) < 4:
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
+    killed_when(lambda: len(list((folder / "e/cells").glob("[a-z]*.json"))) >= 4, line, folder)
     before = {path.name: path.read_bytes() for path in (folder / "e/cells").glob("[a-z]*.json")}
     done = finished(line, folder)
     assert done.returncode == 0, done.stderr

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 
 from dohyo.studies.qpbo import Policies
 from dohyo.studies.qpbo_findings import NAMES, Findings
-from real import command, environment, finished, picture
+from real import command, finished, killed_when, picture
 
 LIMIT = 100 * math.log(2)
 SLOW = {"sumo": 0.01, "iwae": 0.01, "independent": 0.001, "nade": 0.15, "gru": 0.4}
@@ -102,11 +100,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, by
     """A run that was killed in its third cell, and started again: folder, cells before, last words."""
     folder = tmp_path_factory.mktemp("qpbo")
     line = command("reproduce", "qpbo", "--scale", "smoke", "--device", "cpu", "--out", "q")
-    process = subprocess.Popen(line, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
-    while process.poll() is None and not (folder / "q/work/sumo_012_entropy_0/checkpoint.pt").exists():
-        time.sleep(0.002)
-    process.kill()
-    process.wait()
+    killed_when((folder / "q/work/sumo_012_entropy_0/checkpoint.pt").exists, line, folder)
     before = {path.name: path.read_bytes() for path in (folder / "q/cells").glob("[a-z]*.json")}
     done = finished(line, folder)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,6 @@
 """The study `table1`: its t-test, its claims, what is published, and the command killed, started again and added to."""
 
 import json
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from dohyo.studies.replicas import Contrast, all_below
 from dohyo.studies.study import picked
 from dohyo.studies.table1 import Table1
 from dohyo.studies.table1_findings import DATA, ROWS, Entry, Findings
-from real import command, environment, finished, picture
+from real import command, finished, killed_when, picture
 
 SAMPLE = st.lists(st.integers(-1000, 1000).map(lambda n: n / 8), min_size=2, max_size=5).filter(lambda s: len(set(s)) > 1)
 
@@ -148,12 +146,8 @@ def test_killed_it_goes_on_and_another_command_adds_a_cell(
     """The smoke preset, a cell at a time."""
     arguments = ["reproduce", "table1", "--scale", "smoke", "--device", "cpu", "--epochs", "4", "--out", "t"]
     line = command(*arguments, "--estimator", "iwae")
-    process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
     replicas = [tmp_path / "t/work/digits_005_iwae" / f"replica_{i}" for i in range(2)]
-    while process.poll() is None and not all((replica / "checkpoint.pt").exists() for replica in replicas):
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
+    killed_when(lambda: all((replica / "checkpoint.pt").exists() for replica in replicas), line, tmp_path)
     assert json.loads((tmp_path / "t/study.json").read_text())["cells_done"] == 0
     first = [(replica / "metrics.jsonl").read_text().split("\n")[0] for replica in replicas]
     done = finished(line, tmp_path)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dohyo.names import named
-from dohyo.report.entries import STUDY, Entry, Finding
+from dohyo.report.entries import STUDY, VERDICTS, Entry, Finding
 from dohyo.report.grids import NOTHING, Grid
 from dohyo.report.studies import read_study
 
@@ -45,8 +45,7 @@ def overview(results: Path, place: Path) -> str:
     for path in sorted(results.glob(f"*/{STUDY}")):
         entry = read_study(path.parent)
         verdicts = [one.holds for one in entry.findings]
-        words = {True: "hold", False: "do not", None: "cannot be told"}
-        counts = ", ".join(f"{verdicts.count(holds)} {word}" for holds, word in words.items() if holds in verdicts)
+        counts = ", ".join(f"{VERDICTS[holds]}: {verdicts.count(holds)}" for holds in (True, False, None) if holds in verdicts)
         failed = "; ".join(escaped(one.claim) for one in entry.findings if one.holds is False) or NOTHING
         link = Path(os.path.relpath(path, place)).as_posix()
         rows.append([f"[`{entry.name}`]({link})", escaped(entry.title), counts, failed])

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from dohyo.evaluation import apart
-from dohyo.experiments.density import DensityConfig, DensityRun
+from dohyo.experiments.density import DensityRun
 from dohyo.marginal import bound
 from dohyo.packing import rows
 from dohyo.plots.convergence import plot_cross_terms, plot_rates
 from dohyo.studies.convergence_findings import MOMENTS, Findings
 from dohyo.studies.differences import SERIES, cross_moments, second_moments
-from dohyo.studies.runs import complete
+from dohyo.studies.runs import trained
 from dohyo.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
 from dohyo.studies.toy import Toy, toy_data
 from dohyo.training.processes import launch
@@ -65,9 +65,7 @@ class ConvergenceConfig(StudyConfig):
     def __post_init__(self) -> None:
         if self.run is not None:
             DensityRun.open(self.run)  # a wrong folder is said before anything is begun
-        for name, least in {"trials": 2, "samples": 1, "cross_samples": 1, "vae_samples": 1, "dimension": 1, "points": 2}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        self._at_least(trials=2, samples=1, cross_samples=1, vae_samples=1, dimension=1, points=2)
         for name in ("max_k", "cross_max_k", "vae_max_k"):
             k = getattr(self, name)
             if k < 2 or k & (k - 1):
@@ -135,7 +133,11 @@ class Convergence(Study[ConvergenceConfig]):
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         seed, device = _seed(options), launch(self.config.device).device
         if options["part"] == "vae":
-            run = self._trained(folder.parent / "vae", lambda share: advance(share / 2))
+            c = self.config
+            run = trained(
+                folder.parent / "vae", c.run, lambda share: advance(share / 2), data=c.vae_data, hidden=c.vae_hidden,
+                latent=c.vae_latent, estimator="iwae", cost=5, epochs=c.vae_epochs, test_terms=100, seed=c.seed, device=c.device,
+            )  # fmt: skip
             order = torch.randperm(len(run.data.test), generator=torch.Generator().manual_seed(seed))
             samples, max_k = options["vae_samples"], options["vae_max_k"]
             return _squares(run.trained(), run.data.test[order], samples, max_k, seed, device, lambda s: advance(0.5 + s / 2))
@@ -144,25 +146,6 @@ class Convergence(Study[ConvergenceConfig]):
         if options["part"] == "toy":
             return _squares(model, x, options["samples"], options["max_k"], seed, device, advance)
         return _crosses(model, x, options["cross_samples"], options["cross_max_k"], seed, device, advance)
-
-    def _trained(self, folder: Path, advance: Advance) -> DensityRun:
-        c = self.config
-        if c.run is not None:
-            return DensityRun.open(c.run)
-        config = DensityConfig(
-            data=c.vae_data,
-            hidden=c.vae_hidden,
-            latent=c.vae_latent,
-            estimator="iwae",
-            cost=5,
-            epochs=c.vae_epochs,
-            test_terms=100,
-            seed=c.seed,
-            device=c.device,
-        )
-        run = DensityRun(folder, config)
-        complete(run, advance)
-        return run
 
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
         found = Findings(cells, self.config.fit_from)
@@ -182,15 +165,15 @@ class Convergence(Study[ConvergenceConfig]):
             )
             title = "Second moments of the terms, and of their gradients, against k"
             alt = (
-                "Log-log plots of the second moment against k. SUMO's terms follow the line of k to the -2, leave-one-out terms "
-                "that of k to the -4, and multilevel terms k to the -2 with k doubling at each level."
+                "Log-log plots of the second moment against k for SUMO's, leave-one-out and multilevel terms, with lines of k to "
+                "the -2 and to the -4 beside them and the fitted slopes in the legend."
             )
             pictures.append(save_picture(figure, numbers, folder, "convergence.png", title, alt))
         if len(found.trials["cross"]) > 1:
             figure, numbers = plot_cross_terms(found.ks("cross"), {s: found.cross_terms(s) for s in SERIES}, SERIES)
             alt = (
-                "Cross terms of each series, multiplied by the claimed rate, against j with a line for each i: lines that are "
-                "level show that the rate is right."
+                "Cross terms of each series, multiplied by the claimed rate, against j with a line for each i: they would be "
+                "level if the rate is right."
             )
             pictures.append(save_picture(figure, numbers, folder, "cross_terms.png", "Cross terms on the toy", alt))
         return pictures

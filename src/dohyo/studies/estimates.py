@@ -12,13 +12,13 @@ from torch import Tensor
 
 from dohyo.estimators import IWAE, SUMO, Estimator, MultilevelRR, SymmetricSUMO, to_dict
 from dohyo.estimators.roulette import power_law_with_mean
-from dohyo.evaluation import apart, evaluate
-from dohyo.experiments.density import DensityConfig, DensityRun
+from dohyo.evaluation import apart, evaluate, most_rows
+from dohyo.experiments.density import DensityRun
 from dohyo.laws import Geometric, HarmonicTail
 from dohyo.marginal import log_marginal
 from dohyo.plots.estimates import plot_estimates
 from dohyo.studies.estimates_findings import LAWS, NAMES, Findings
-from dohyo.studies.runs import complete
+from dohyo.studies.runs import trained
 from dohyo.studies.strata import mean_over_every_k
 from dohyo.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
 from dohyo.training.processes import launch
@@ -59,9 +59,7 @@ class EstimatesConfig(StudyConfig):
     def __post_init__(self) -> None:
         if self.run is not None:
             DensityRun.open(self.run)  # a wrong folder is said before anything is begun
-        for name, least in {"images": 2, "runs": 2, "truth_terms": 1, "truth_replicates": 2}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        self._at_least(images=2, runs=2, truth_terms=1, truth_replicates=2)
         if not self.always or min(self.always) < 1:
             raise ValueError(f"always is {self.always}; it must be one or more numbers of terms of at least 1")
         if not 8 <= self.depth <= 2048:
@@ -107,7 +105,11 @@ class Estimates(Study[EstimatesConfig]):
         return cells
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
-        run = self._trained(folder.parent / "model", advance if name == "model" else lambda share: None)
+        c = self.config
+        run = trained(
+            folder.parent / "model", c.run, advance if name == "model" else lambda share: None, data=c.data, hidden=c.hidden,
+            latent=c.latent, estimator="elbo", cost=1, epochs=c.epochs, test_terms=50, seed=c.seed, device=c.device,
+        )  # fmt: skip
         if name == "model":
             result = run.result or {}
             return {key: result.get(key) for key in ("test_nll", "test_nll_stderr", "test_terms", "valid_nll", "epochs")}
@@ -115,7 +117,7 @@ class Estimates(Study[EstimatesConfig]):
         model: Any = run.trained().to(device)
         x = run.data.test[: options["images"]].to(device)
         seed = (options["seed"] << 32) + crc32(name.encode())  # each cell its own noise
-        max_rows = 2_000 if device.type == "cpu" else 100_000  # a few thousand at a time are fastest on a CPU
+        max_rows = most_rows(x, None)
         if name == "truth":
             return _truth(model, x, options, seed, max_rows, advance)
         if name == "every-k":
@@ -131,25 +133,6 @@ class Estimates(Study[EstimatesConfig]):
                 advance((number + 1) / options["runs"])
         known = {"expected_cost": estimator.expected_cost, "finite_variance": estimator.finite_variance}
         return {**known, "nll": [-mean for mean in means]}
-
-    def _trained(self, folder: Path, advance: Advance) -> DensityRun:
-        c = self.config
-        if c.run is not None:
-            return DensityRun.open(c.run)
-        config = DensityConfig(
-            data=c.data,
-            hidden=c.hidden,
-            latent=c.latent,
-            estimator="elbo",
-            cost=1,
-            epochs=c.epochs,
-            test_terms=50,
-            seed=c.seed,
-            device=c.device,
-        )
-        run = DensityRun(folder, config)
-        complete(run, advance)
-        return run
 
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
         if "truth" not in cells:
@@ -176,9 +159,8 @@ class Estimates(Study[EstimatesConfig]):
         figure, numbers = plot_estimates(curves, NAMES, truth["nll"], truth["stderr"], c.runs, c.images)
         title = f"Test NLL of a VAE trained by the ELBO on {c.run or c.data}: mean and spread of {c.runs} runs against cost"
         alt = (
-            "The mean of IWAE's estimates lies above the true NLL and falls towards it as the cost grows. SUMO's means lie below "
-            "IWAE's and, under laws with a light tail, still above the truth; with every K counted they are at the truth, as are "
-            "those of SymmetricSUMO and MultilevelRR."
+            "A panel for each estimator beside IWAE: means against cost with their errors, a band of one standard deviation of a "
+            "run, the true NLL as a line, and for SUMO the mean with every K counted. The last panel has the standard deviations."
         )
         return [save_picture(figure, numbers, folder, "estimates.png", title, alt)]
 

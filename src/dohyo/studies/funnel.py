@@ -57,9 +57,7 @@ class FunnelConfig(StudyConfig):
     multilevel_rr: tuple[int, ...] = (5, 15, 50)
 
     def __post_init__(self) -> None:
-        for name, least in {"replicas": 1, "steps": 1, "check_every": 1, "check_draws": 25, "test_draws": 25, "terms": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        self._at_least(replicas=1, steps=1, check_every=1, check_draws=25, test_draws=25, terms=1)
         for name, costs in self.costs().items():
             if costs and min(costs) < 1:
                 raise ValueError(f"{name.replace('-', '_')} is {costs}; every cost must be at least 1")

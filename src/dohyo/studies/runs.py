@@ -1,8 +1,10 @@
 """Training inside a cell: a run in the cell's folder, gone on with after a kill."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+from dohyo.experiments.density import DensityConfig, DensityRun
 from dohyo.experiments.run import CONFIG, Run
 from dohyo.studies.study import Advance
 from dohyo.training.processes import launch
@@ -21,3 +23,12 @@ def complete(run: Run[Any], advance: Advance = lambda share: None) -> dict[str, 
         on_epoch=lambda record: advance(record[unit] / length),
         on_test=lambda done, total: advance(1.0),  # that a Ctrl-C is heard there too
     )
+
+
+def trained(folder: Path, given: Path | None, advance: Advance, **options: Any) -> DensityRun:
+    """The run in the folder `given`, or one with these options, trained in `folder` as far as it is not yet."""
+    if given is not None:
+        return DensityRun.open(given)
+    run = DensityRun(folder, DensityConfig(**options))
+    complete(run, advance)
+    return run

@@ -42,6 +42,12 @@ class StudyConfig:
     seed: int = 0
     device: str = "auto"
 
+    def _at_least(self, **least: int) -> None:
+        """A ValueError that names the first of these numbers which is too small."""
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {value}")
+
 
 @dataclass(frozen=True)
 class Conclusion:

@@ -1,11 +1,10 @@
 """The captured step: compiled, and on a CUDA GPU recorded as a graph that one call replays.
 
-A graph has fixed shapes. So there is one for each number of log-weights. The first step of a bucket, the numbers up to the next
-power of two, runs as it is, which compiles what must be; from then on every new number is recorded when it comes. A graph knows
-addresses: whatever a recorded step reads must live as long as the graph does, in the team, in the programs compiled here, or
-in the graph's own memory. The network
-runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded to the bucket's power
-of two and compiled once for each.
+A graph has fixed shapes. So there is one for each number of log-weights: the first step with a new number runs as it is, which
+compiles and loads what must be, and if the number comes again that step is recorded. A graph knows addresses: whatever a
+recorded step reads must live as long as the graph does, in the team, in the programs compiled here, or in the graph's own
+memory. The network runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded
+to a power of two and compiled once for each.
 """
 
 import contextlib
@@ -126,10 +125,10 @@ class Graphs:
         self.recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def __call__(self, index: Tensor, n: int) -> None:
-        key, bucket = (index.shape[1], n), (index.shape[1], bucket_of(n))
+        key = index.shape[1], n
         if key not in self.recorded:
-            if bucket not in self.seen or n > _WIDEST:
-                self.seen.add(bucket)
+            if key not in self.seen or n > _WIDEST:
+                self.seen.add(key)
                 return self.step(index, n)
             self.recorded[key] = self._record(index, n)
         graph, own = self.recorded[key]
