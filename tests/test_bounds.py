@@ -51,6 +51,21 @@ def test_prefix_log_mean_over_a_huge_range() -> None:
     torch.testing.assert_close(prefix_log_mean(log_w)[0], torch.tensor(expected, dtype=torch.float64))
 
 
+def test_prefixes_by_pairs_are_those_of_the_scan() -> None:
+    """As on a GPU: values, first and second derivatives, with zero weights and ties."""
+    log_w = torch.cat([30 * torch.randn(5, 20), torch.zeros(2, 20)]).double()
+    log_w[:3, ::4] = bounds.FLOOR
+    found = []
+    for function in (bounds.prefix_log_sum, bounds._prefix_log_sum_by_pairs):
+        leaf = log_w.clone().requires_grad_()
+        value = function(leaf)
+        (first,) = torch.autograd.grad((value.sin()).sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), leaf)
+        found.append((value, first, second))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(("k", "left_out"), [(3, 0), (5, 1), (5, 2), (6, 3)])
 def test_leave_out_mean_against_all_subsets(k: int, left_out: int) -> None:
     log_w = 3 * torch.randn(2, k, dtype=torch.float64)

@@ -38,12 +38,24 @@ def log_add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def prefix_log_sum(log_w: Tensor) -> Tensor:
-    """log(w_1 + ... + w_k) for every k, by a scan of log2(width) doubling steps."""
+    """log(w_1 + ... + w_k) for every k, by a scan of log2(width) doubling steps.
+
+    On a GPU, where each step would be a launch of its own, by all pairs at once, while they are few.
+    """
+    if log_w.is_cuda and log_w.numel() * log_w.shape[-1] <= _KEPT_CELLS:
+        return _prefix_log_sum_by_pairs(log_w)
     step = 1
     while step < log_w.shape[-1]:
         log_w = torch.cat([log_w[:, :step], log_add(log_w[:, :-step], log_w[:, step:])], -1)
         step *= 2
     return log_w
+
+
+def _prefix_log_sum_by_pairs(log_w: Tensor) -> Tensor:
+    index = torch.arange(log_w.shape[-1], device=log_w.device)
+    pairs = torch.where(index <= index[:, None], log_w[:, None, :], -torch.inf)
+    top = pairs.detach().amax(-1)
+    return top + (pairs - top[..., None]).exp().sum(-1).log()
 
 
 def prefix_log_mean(log_w: Tensor) -> Tensor:

@@ -19,9 +19,21 @@ from torch.optim.adam import adam
 
 from dohyo.packing import even, through_tables
 from dohyo.training.flat import flattened
+from dohyo.training.products import WeightGradients
 from dohyo.training.step import Finish, Kept, Team
 
+_OPTIONS = {"max_pointwise_cat_inputs": 64}  # a gradient's many parts are joined by whoever reads them
 _WIDEST = 256  # steps with more log-weights are rare and run as they are: each doubling takes longer to compile
+
+
+def network(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A network compiled, gradients and all."""
+    return torch.compile(function, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": WeightGradients()})
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A network gone through the compiler's front only: whether that can be is soon known."""
+    return torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
 
 
 def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
@@ -29,7 +41,7 @@ def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., An
     with torch.no_grad():
         function(*(tensor.clone() for tensor in example))  # constants that are kept from the first call on stay out of the trace
         graph = make_fx(function)(*(tensor.clone() for tensor in example))
-        return torch._inductor.compile(graph, list(example))  # type: ignore[no-any-return]
+        return torch._inductor.compile(graph, list(example), options=_OPTIONS)  # type: ignore[no-any-return]
 
 
 def bucket_of(n: int) -> int:

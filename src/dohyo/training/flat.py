@@ -22,7 +22,8 @@ def flattened(tensors: Sequence[Sequence[Tensor]]) -> tuple[Tensor, list[Tensor]
 def flat_row(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors (runs, ...) side by side as a table (runs, numbers)."""
     flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
-    return torch.cat([pad(part, (0, _room(part.shape[1]) - part.shape[1])) for part in flat], 1)
+    spare = [_room(part.shape[1]) - part.shape[1] for part in flat]
+    return torch.cat([pad(part, (0, more)) if more else part for part, more in zip(flat, spare, strict=True)], 1)
 
 
 def row_length(tensors: Sequence[Tensor]) -> int:
@@ -41,5 +42,5 @@ def unflattened(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _room(size: int) -> int:
-    """Rounded up, so that each begins where a matrix product can load it in whole lines."""
-    return -(-size // 32) * 32
+    """Rounded up, so that each begins where a matrix product can load 16 bytes at once."""
+    return -(-size // 4) * 4

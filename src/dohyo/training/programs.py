@@ -13,7 +13,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.objectives import MaximumLikelihood
-from dohyo.training.captured import CompiledFinish, CompiledTables, Graphs
+from dohyo.training.captured import CompiledFinish, CompiledTables, Graphs, network, traced
 from dohyo.training.config import LoopConfig
 from dohyo.training.noise import DrawnBy
 from dohyo.training.replicas import Replicas, Unbatchable, check_batchable
@@ -84,7 +84,7 @@ def _check(
         options = {"detach_posterior": True} if objective.encoder == "dreg" else {}
         rows = torch.tensor([0, 0, 1, 1], device=device)
         with torch._dynamo.config.patch(recompile_limit=1000):
-            check_batchable([model.to(device) for model in models], x, rows, options, "eager" if captured else None)
+            check_batchable([model.to(device) for model in models], x, rows, options, traced if captured else None)
 
 
 class Program:
@@ -98,7 +98,7 @@ class Program:
         if choice.together:
             noises = [state.noise for state in states if state.noise is not None]
             varying = objective.estimator.depth_law.cap > 0
-            model = Replicas([state.model for state in states], noises, "inductor" if choice.captured else None, varying)
+            model = Replicas([state.model for state in states], noises, network if choice.captured else None, varying)
         self.team = Team(states, tasks, model, device)
         if choice.captured:
             objective = dataclasses.replace(objective, tables=CompiledTables())

@@ -52,13 +52,13 @@ class Replicas:
     Attributes:
         models: Alike but for the numbers in them.
         noises: The generator of each one's noise.
-        backend: The compiler that the network goes through, as `torch.compile` calls it; None for none.
+        compiler: What the network goes through, `torch.compile` with its options; None for nothing.
         varying: Whether the number of log-weights changes from step to step.
     """
 
     models: list[nn.Module]
     noises: list[torch.Generator]
-    backend: str | None = None
+    compiler: Callable[[Any], Any] | None = None
     varying: bool = False
     _shapes: dict[Any, list[torch.Size]] = field(default_factory=dict)
 
@@ -81,9 +81,8 @@ class Replicas:
         self.buffers = {f"model.{name}": self._buffers(name) for name, _ in first.named_buffers()}
         self.function = _Weights(_empty(first)).train()
         self._one, self._two = self._together, self._apart
-        if self.backend is not None:
-            self._one = torch.compile(self._together, fullgraph=True, backend=self.backend)
-            self._two = torch.compile(self._apart, fullgraph=True, backend=self.backend)
+        if self.compiler is not None:
+            self._one, self._two = self.compiler(self._together), self.compiler(self._apart)
             if self.theta and self.phi:
                 self.bind_apart = self._bind_apart  # worth it only where a compiler joins the two passes
 
@@ -96,7 +95,7 @@ class Replicas:
             stacked.copy_(self._buffers(name.removeprefix("model.")))
 
     def bind(self, x: Tensor, **options: bool) -> Source:
-        """rows -> log-weights of x, which holds as many data of each model; every model must have the same rows."""
+        """rows -> log-weights of x, which holds as many data of each model; every datum must have as many rows."""
         return lambda rows: self._one(*self._arguments(x, rows, options)).flatten()
 
     def _bind_apart(self, x: Tensor, **options: bool) -> Source:
@@ -109,11 +108,17 @@ class Replicas:
         return both
 
     def _arguments(self, x: Tensor, rows: Tensor, options: Options) -> tuple[Any, ...]:
+        """What the program takes: of rows, and of noise that has rows, it sees (data, rows of each), where the first is fixed."""
         count = len(self.models)
         x, rows = x.unflatten(0, (count, -1)), rows[: len(rows) // count]
-        noise = self._noise(x[0], rows, options)
-        if self.backend is not None and self.varying:
-            for tensor, dimension in ((rows, 0), *((part, 1) for part in noise)):
+        table = x.shape[1], len(rows) // x.shape[1]
+        noise = [
+            part.unflatten(1, table) if part.shape[1:2] == rows.shape else part[:, None]
+            for part in self._noise(x[0], rows, options)
+        ]
+        rows = rows.view(table)
+        if self.compiler is not None and self.varying and table[1] > 1:
+            for tensor, dimension in ((rows, 1), *((part, 2) for part in noise if part.shape[1:3] == table)):
                 torch._dynamo.mark_dynamic(tensor, dimension)
         return self.stacked, x, rows, noise, options
 
@@ -132,7 +137,8 @@ class Replicas:
 
     def _together(self, stacked: dict[str, Tensor], x: Tensor, rows: Tensor, noise: list[Tensor], options: Options) -> Tensor:
         def one(values: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, noise: list[Tensor]) -> Any:
-            return functional_call(self.function, (values, buffers), (x, rows, noise, options))
+            drawn = [part.flatten(0, 1) if part.ndim > 1 else part[0] for part in noise]
+            return functional_call(self.function, (values, buffers), (x, rows.flatten(), drawn, options))
 
         log_w: Tensor = vmap(one)(stacked, self.buffers, x, noise)
         return log_w
@@ -162,14 +168,16 @@ def parameters_of(model: Any) -> tuple[list[Tensor], list[Tensor]]:
     return [p for p in theta if p.requires_grad], [p for p in phi if p.requires_grad]
 
 
-def check_batchable(models: Sequence[nn.Module], x: Tensor, rows: Tensor, options: Options, backend: str | None = None) -> None:
+def check_batchable(
+    models: Sequence[nn.Module], x: Tensor, rows: Tensor, options: Options, compiler: Callable[[Any], Any] | None = None
+) -> None:
     """An `Unbatchable` that says why these models cannot be mapped over, or traced for a compiler, if they cannot.
 
     Tried on real data: each model must give the log-weights that it gives alone, whatever its code does with noise.
 
     Args:
         options: What the objective asks of `bind`.
-        backend: Of `torch.compile`, for the trial; None where nothing is to be compiled.
+        compiler: For the trial; None where nothing is to be compiled.
     """
     name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
     before = [value.clone() for model in copies for value in model.buffers()]
@@ -191,7 +199,7 @@ def check_batchable(models: Sequence[nn.Module], x: Tensor, rows: Tensor, option
             raise Unbatchable(f"{name} has one module in two places")  # which functional_call does not put back
         if len({p.dtype for p in copies[0].parameters()}) > 1:
             raise Unbatchable(f"{name} has parameters of several types")
-        replicas = Replicas(copies, generators, backend)
+        replicas = Replicas(copies, generators, compiler)
         source = replicas.bind(x.repeat(len(copies), *(1,) * (x.ndim - 1)), **options)
         together = source(rows.repeat(len(copies)))
         together.sum().backward()

@@ -1,0 +1,66 @@
+"""Gradients of weight matrices: split and turned as the pass says, with the same numbers."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dohyo.training.captured import network
+from dohyo.training.products import WeightGradients
+
+A, B = torch.randn(2, 1200, 8), torch.randn(2, 1200, 70)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    return torch.bmm(a.permute(0, 2, 1), b)
+
+
+def turned(a: Tensor, b: Tensor) -> Tensor:
+    return product(a, b).permute(0, 2, 1)
+
+
+def elsewhere(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The product itself is wanted too."""
+    found = product(a, b)
+    return found + 1, found.permute(0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "wanted"),
+    [(product, 1200, {"bmm": 1, "sum": 1, "permute": 1}), (turned, 1200, {"bmm": 1, "sum": 1, "permute": 1}),
+     (turned, 300, {"bmm": 1, "sum": 0, "permute": 1}), (product, 300, {"bmm": 1, "sum": 0, "permute": 1}),
+     (elsewhere, 1200, {"bmm": 1, "sum": 1, "permute": 2})],
+)  # fmt: skip
+def test_the_pass(function: object, rows: int, wanted: dict[str, int]) -> None:
+    a, b = A[:, :rows], B[:, :rows]
+    made = make_fx(function, tracing_mode="fake")(a, b)
+    expected = made(a, b)
+    WeightGradients()(made.graph)
+    made.recompile()
+    names = [str(node.target).split(".")[1] for node in made.graph.nodes if node.op == "call_function"]
+    assert {name: names.count(name) for name in wanted} == wanted
+    found = made(a, b)
+    for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, expected)), strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+    if function is turned:
+        assert found.is_contiguous()
+        assert not expected.is_contiguous()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of its own code
+def test_compiled_with_a_number_of_rows_that_varies() -> None:
+    """One program for every n, as long as the number of data is fixed; a split in four needs 100 to be known to the compiler."""
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return torch.bmm(x.flatten(1, 2), w).square().sum()
+
+    counters.clear()
+    run = network(loss)
+    for n in (11, 13, 40):
+        x, w = torch.randn(2, 100, n, 8), torch.randn(2, 8, 70, requires_grad=True)
+        torch._dynamo.mark_dynamic(x, 2)
+        (found,) = torch.autograd.grad(run(x, w), w)
+        (expected,) = torch.autograd.grad(loss(x, w), w)
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-2)
+    assert counters["stats"]["unique_graphs"] == 1
