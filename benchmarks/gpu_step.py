@@ -111,9 +111,9 @@ def measure(name: str, cost: int, replicas: int, data: Dataset, program: str, ep
 
 def kernels(made: Program) -> float:
     """Launched on the device by a step, on average over a few."""
-    index = torch.zeros(len(made.states), BATCH, dtype=torch.long, device="cuda")
+    index = torch.zeros(BATCH, dtype=torch.long, device="cuda")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler, made:
-        made.steps([index] * 20)
+        made.steps([[index] * 20] * len(made.states))
         torch.cuda.synchronize()
     return len([event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]) / 20
 

@@ -63,12 +63,11 @@ def uniform(n: int, generator: torch.Generator | None = None) -> Tensor:
     """Uniform numbers in (0, 1] whose small values keep their full precision.
 
     A plain 53-bit uniform is never below 1.1e-16, which silently ends every tail there. A second uniform fills the bits
-    below the first one's last, so that these numbers reach down to 1e-32.
+    below the first one's last, so that these numbers reach down to 1e-32. On a CPU n numbers are those of n calls for one.
     """
     device = generator.device if generator is not None else torch.device("cpu")
-    high = torch.randint(2**53, (n,), generator=generator, device=device).double()
-    low = 1.0 - torch.rand(n, generator=generator, device=device, dtype=torch.float64)
-    return (high + low) * 2.0**-53
+    high, low = torch.randint(2**53, (n, 2), generator=generator, device=device).double().unbind(1)
+    return (high + (1.0 - low * 2.0**-53)) * 2.0**-53
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ count would make that rectangle as wide as itself for every datum, so `reduce_pa
 """
 
 from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +25,17 @@ def rows(counts: Tensor, device: torch.device | None = None) -> Tensor:
     if n is None:
         return torch.repeat_interleave(counts).to(device)
     return torch.arange(len(counts), device=device)[:, None].expand(-1, n).reshape(-1)
+
+
+class Plan(NamedTuple):
+    """How many log-weights each datum gets, and the datum of each packed row."""
+
+    counts: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, counts: Tensor, device: torch.device) -> Self:
+        return cls(counts, rows(counts, device))
 
 
 def even(counts: Tensor) -> int | None:

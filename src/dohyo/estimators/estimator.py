@@ -83,10 +83,7 @@ class Estimator(ABC):
 
     def shared_plans(self, steps: int, generator: torch.Generator | None = None) -> list[int]:
         """The counts of `steps` calls of `plan(batch, generator, shared=True)`, made at once: a law is slow on single numbers."""
-        if steps == 0:
-            return []
-        u = torch.cat([uniform(1, generator) for _ in range(steps)])
-        counts: list[int] = self.terms(self.depth_law.quantile(u)).tolist()
+        counts: list[int] = self.terms(self.depth_law.quantile(uniform(steps, generator))).tolist()
         return counts
 
     def reduce(self, log_w: Tensor, counts: Tensor) -> Tensor:

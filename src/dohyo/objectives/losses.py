@@ -17,7 +17,7 @@ from torch import Tensor
 from dohyo.estimators import Estimator
 from dohyo.marginal import one_for_each
 from dohyo.names import named
-from dohyo.packing import rows, through_tables
+from dohyo.packing import Plan, through_tables
 
 ENCODERS = {
     "same": "follows the estimator itself; only where that is not unbiased for log p(x)",
@@ -47,14 +47,14 @@ class Losses:
     Attributes:
         for_theta, for_phi: Differentiate the one by the model's parameters and the other by the proposal's. The same object
             where one backward pass serves both.
-        level: (batch,) a running baseline is the mean of these over earlier steps.
+        level: (batch,) a running baseline, if there is one, is the mean of these over earlier steps.
         numbers: What to record, each (batch,).
         apart: Whether `for_theta` has no gradient in phi, nor `for_phi` in theta, so that one backward pass of both serves both.
     """
 
     for_theta: Term
     for_phi: Term
-    level: Tensor
+    level: Tensor | None
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
     apart: bool = False
 
@@ -94,7 +94,7 @@ def draw_weights(
     source: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]],
     x: Tensor,
     estimator: Estimator,
-    depth: torch.Generator | Tensor | None,
+    depth: torch.Generator | Plan | None,
     shared: bool,
 ) -> Weights:
     """Log-weights for the data x.
@@ -103,24 +103,23 @@ def draw_weights(
         source: rows -> log-weights, or the same log-weights twice, for theta's gradient alone and for phi's alone.
         depth: What draws the plan, or the plan itself.
     """
-    counts = depth if isinstance(depth, Tensor) else estimator.plan(len(x), depth, shared=shared)
-    wanted = rows(counts, x.device)
-    found = source(wanted)
+    plan = depth if isinstance(depth, Plan) else Plan.of(estimator.plan(len(x), depth, shared=shared), x.device)
+    found = source(plan.rows)
     log_w, log_w_phi = found if isinstance(found, tuple) else (found, found)
-    one_for_each(wanted, log_w)
+    one_for_each(plan.rows, log_w)
     if not log_w.requires_grad:
         raise ValueError("log_weights has no gradient: it must be made of the model's parameters, without detach or no_grad")
-    return Weights(log_w, log_w_phi, wanted, counts)
+    return Weights(log_w, log_w_phi, plan.rows, plan.counts)
 
 
 def coefficients(
-    log_w: Tensor, counts: Tensor, baseline: Tensor, estimator: Estimator, encoder: str
+    log_w: Tensor, counts: Tensor, *baseline: Tensor, estimator: Estimator, encoder: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The estimates and the coefficients of their gradients, from a table of log-weights: never waits for the host.
 
     Args:
         log_w: (batch, width); row i holds counts[i] log-weights, then anything.
-        baseline: (batch,) for encoder "variance".
+        baseline: (batch,), for encoder "variance" alone.
 
     Returns:
         value: (batch, width) dY / dlog w, the estimate's own gradient.
@@ -136,7 +135,7 @@ def coefficients(
     own = torch.arange(leaf.shape[1], device=leaf.device) < counts[:, None]
     log_sum = torch.where(own, leaf, -torch.inf).logsumexp(-1)
     if encoder == "variance":
-        phi = torch.where(value == 0, 0.0, 2 * (log_px - baseline)[:, None] * value)  # an estimate of -inf has gradient zero
+        phi = torch.where(value == 0, 0.0, 2 * (log_px - baseline[0])[:, None] * value)  # an estimate of -inf has gradient zero
     elif encoder != "same":
         empty = log_sum[:, None] == -torch.inf  # a datum of zero weights asks for nothing
         posterior = torch.where(empty, 0.0, (leaf - log_sum[:, None]).exp())
@@ -159,22 +158,20 @@ def weigh(
     x: Tensor,
     estimator: Estimator,
     encoder: str,
-    depth: torch.Generator | Tensor | None,
+    depth: torch.Generator | Plan | None,
     shared: bool,
     baseline: float | Tensor = 0.0,
 ) -> Weighed:
     """Log-weights for the data x, the estimates of log p(x) that they give, and the coefficients of their gradients."""
     drawn = draw_weights(source, x, estimator, depth, shared)
     function = partial(coefficients, estimator=estimator, encoder=encoder)
-    found = through_tables(function, drawn.log_w.detach(), drawn.counts, of_each(baseline, x))
+    found = through_tables(function, drawn.log_w.detach(), drawn.counts, *of_each(baseline, x, encoder))
     return Weighed(drawn.log_w, drawn.log_w_phi, drawn.rows, drawn.counts, *found)
 
 
-def of_each(baseline: float | Tensor, x: Tensor) -> Tensor:
-    """The baseline of each datum, (batch,) float64."""
-    if isinstance(baseline, Tensor):
-        return baseline.double().expand(len(x))
-    return torch.full((len(x),), baseline, dtype=torch.float64, device=x.device)
+def of_each(baseline: float | Tensor, x: Tensor, encoder: str) -> list[Tensor]:
+    """The baseline of each datum, (batch,) float64, if the encoder has one."""
+    return [torch.as_tensor(baseline, dtype=torch.float64, device=x.device).expand(len(x))] if encoder == "variance" else []
 
 
 def source_of(model: Any, x: Tensor, encoder: str) -> Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]:

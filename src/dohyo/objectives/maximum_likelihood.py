@@ -13,7 +13,7 @@ from dohyo.estimators import Estimator
 from dohyo.marginal import Model
 from dohyo.names import named
 from dohyo.objectives.losses import Losses, Term, check_choices, coefficients, draw_weights, of_each, source_of
-from dohyo.packing import through_tables
+from dohyo.packing import Plan, through_tables
 
 
 @dataclass(frozen=True)
@@ -26,38 +26,43 @@ class MaximumLikelihood:
     running_baseline: bool
     clip_datum: float
 
+    # For replicas in one program: how their arithmetic is run, and how many there are, whose losses are added.
     tables: Callable[..., tuple[Tensor, ...]] = field(default=through_tables, repr=False, compare=False)
+    runs: int = field(default=1, repr=False, compare=False)
 
     def __call__(
-        self, model: Model, x: Tensor, depth: torch.Generator | Tensor | None = None, baseline: float | Tensor = 0.0
+        self, model: Model, x: Tensor, depth: torch.Generator | Plan | None = None, baseline: float | Tensor = 0.0
     ) -> Losses:
-        """The losses of a batch; their means are over the batch. `depth` draws K, or holds the counts of log-weights itself."""
+        """The losses of a batch; their means are over the batch. `depth` draws K, or is the plan itself."""
         drawn = draw_weights(source_of(model, x, self.encoder), x, self.estimator, depth, self.shared)
-        function = partial(self._coefficients, batch=len(x), dtype=drawn.log_w.dtype)
-        theta, phi, *numbers = self.tables(function, drawn.log_w.detach(), drawn.counts, of_each(baseline, x))
+        function = partial(self._coefficients, batch=len(x) // self.runs, dtype=drawn.log_w.dtype)
+        nll, iwae_nll, clipped, theta, *phi = self.tables(
+            function, drawn.log_w.detach(), drawn.counts, *of_each(baseline, x, self.encoder)
+        )
         for_theta = Term(drawn.log_w, theta)
-        for_phi = for_theta if self.encoder == "same" else Term(drawn.log_w_phi, phi)
-        nll, iwae_nll, clipped = numbers
-        named_numbers = {"train_nll": nll, "train_iwae_nll": iwae_nll, "clipped_data": clipped}
-        return Losses(for_theta, for_phi, -iwae_nll, named_numbers, apart=drawn.log_w_phi is not drawn.log_w)
+        for_phi = Term(drawn.log_w_phi, *phi) if phi else for_theta
+        numbers = {"train_nll": nll, "train_iwae_nll": iwae_nll, "clipped_data": clipped}
+        level = -iwae_nll if self.running_baseline else None
+        return Losses(for_theta, for_phi, level, numbers, apart=drawn.log_w_phi is not drawn.log_w)
 
     def skip(self, generator: torch.Generator) -> None:
         self.estimator.plan(1, generator, shared=True)
 
     def _coefficients(
-        self, log_w: Tensor, counts: Tensor, baseline: Tensor, batch: int, dtype: torch.dtype
+        self, log_w: Tensor, counts: Tensor, *baseline: Tensor, batch: int, dtype: torch.dtype
     ) -> tuple[Tensor, ...]:
-        """Of theta's loss and of phi's, and the numbers to record, from a table of log-weights.
+        """The numbers to record, the coefficients of theta's loss, and of phi's if it has its own, from a table of log-weights.
 
         Data whose coefficients are large in sum of absolute values, 1 for IWAE and thousands for a deep SUMO, are scaled down.
         """
-        value, phi, log_px, iwae = coefficients(log_w, counts, baseline, self.estimator, self.encoder)
+        value, phi, log_px, iwae = coefficients(log_w, counts, *baseline, estimator=self.estimator, encoder=self.encoder)
         clipped = torch.zeros_like(log_px)
         if self.clip_datum < math.inf:
             size = value.abs().sum(-1)
             clipped = (size > self.clip_datum * (1 + 1e-9)).double()
             value = value * (self.clip_datum / size).clamp(max=1.0)[:, None]
-        return (-value / batch).to(dtype), (phi / batch).to(dtype), -log_px, -iwae, clipped
+        theirs = [-value] if self.encoder == "same" else [-value, phi]
+        return -log_px, -iwae, clipped, *((part / batch).to(dtype) for part in theirs)
 
 
 def maximum_likelihood(

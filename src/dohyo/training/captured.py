@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 from torch.optim.adam import adam
 
-from dohyo.packing import even, through_tables
+from dohyo.packing import Plan, even, moved, through_tables
 from dohyo.training.flat import flattened
 from dohyo.training.products import WeightGradients
 from dohyo.training.step import Finish, Kept, Team
@@ -54,6 +54,7 @@ class CompiledTables:
 
     def __init__(self) -> None:
         self.programs: dict[Any, Callable[..., list[Tensor]]] = {}
+        self.counts: dict[Any, Tensor] = {}
 
     def __call__(self, function: Callable[..., tuple[Tensor, ...]], packed: Tensor, counts: Tensor, *of_each: Tensor) -> Any:
         n = even(counts)
@@ -61,7 +62,9 @@ class CompiledTables:
             return through_tables(function, packed, counts, *of_each)
         width = bucket_of(n)
         table = pad(packed.view(len(counts), n), (0, width - n), value=-torch.inf)
-        arguments = (table, torch.full(counts.shape, n, device=packed.device), *of_each)
+        if (key := (counts.shape, n)) not in self.counts:
+            self.counts[key] = moved(counts, packed.device)
+        arguments = (table, self.counts[key], *of_each)
         if table.shape not in self.programs:
             self.programs[table.shape] = compiled(lambda *tensors: list(function(*tensors)), *arguments)
         return [part[:, :n].flatten() if part.ndim == 2 else part for part in self.programs[table.shape](*arguments)]
@@ -126,36 +129,43 @@ class CompiledFinish(Finish):
         )  # fmt: skip
 
 
-class Graphs:
-    """Steps recorded as CUDA graphs, by their shapes. Call it with what `step` takes: indices, and the number of log-weights."""
+def even_plan(index: Tensor, n: int) -> Plan:
+    """n log-weights for each datum."""
+    return Plan.of(torch.full((index.numel(),), n), index.device)
 
-    def __init__(self, step: Callable[[Tensor, int], None], team: Team) -> None:
+
+class Graphs:
+    """Steps recorded as CUDA graphs, by their shapes. Call it with indices, and the number of log-weights of each datum."""
+
+    def __init__(self, step: Callable[[Tensor, Plan], None], team: Team) -> None:
         self.step, self.noises = step, [state.noise for state in team.states]
         self.stream = torch.cuda.Stream(team.device)
         self.pool = torch.cuda.graph_pool_handle()
-        self.seen: set[tuple[int, int]] = set()
+        self.plans: dict[tuple[int, int], Plan] = {}
         self.recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def __call__(self, index: Tensor, n: int) -> None:
         key = index.shape[1], n
         if key not in self.recorded:
-            if key not in self.seen or n > _WIDEST:
-                self.seen.add(key)
-                return self.step(index, n)
-            self.recorded[key] = self._record(index, n)
+            if key not in self.plans:
+                plan = even_plan(index, n)
+                if n <= _WIDEST:
+                    self.plans[key] = plan
+                return self.step(index, plan)
+            self.recorded[key] = self._record(index, self.plans[key])
         graph, own = self.recorded[key]
         own.copy_(index)
         graph.replay()
         return None
 
-    def _record(self, index: Tensor, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _record(self, index: Tensor, plan: Plan) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         own, graph = index.clone(), torch.cuda.CUDAGraph()
         for noise in self.noises:
             if noise is not None:
                 graph.register_generator_state(noise)
         graph.capture_begin(pool=self.pool)
         try:
-            self.step(own, n)
+            self.step(own, plan)
         except BaseException:
             with contextlib.suppress(RuntimeError):  # what went wrong first is what counts
                 graph.capture_end()

@@ -176,7 +176,7 @@ def train_epoch(program: Program, members: Sequence[Member], objective: Objectiv
         total.zero_()
     orders = [m.task.batches(m.config, s.progress, s.order) for m, s in zip(members, states, strict=True)]
     with program:
-        steps, data = program.steps(torch.stack(indices).to(fabric.device) for indices in zip(*orders, strict=True))
+        steps, data = program.steps(orders)
     # The gradient norms, and so the clipped steps, are the same on all processes; the sums over data are not.
     shares = (kept.clipped / steps).tolist()
     means = sum_over_processes(fabric, [torch.stack(list(kept.sums.values()), 1) / data])[0].tolist()

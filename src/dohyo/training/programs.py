@@ -13,7 +13,8 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.objectives import MaximumLikelihood
-from dohyo.training.captured import CompiledFinish, CompiledTables, Graphs, network, traced
+from dohyo.packing import Plan
+from dohyo.training.captured import CompiledFinish, CompiledTables, Graphs, even_plan, network, traced
 from dohyo.training.config import LoopConfig
 from dohyo.training.noise import DrawnBy
 from dohyo.training.replicas import Replicas, Unbatchable, check_batchable
@@ -100,6 +101,8 @@ class Program:
             varying = objective.estimator.depth_law.cap > 0
             model = Replicas([state.model for state in states], noises, network if choice.captured else None, varying)
         self.team = Team(states, tasks, model, device)
+        if choice.together:
+            objective = dataclasses.replace(objective, runs=len(states))
         if choice.captured:
             objective = dataclasses.replace(objective, tables=CompiledTables())
             if device.type == "cuda":
@@ -108,30 +111,36 @@ class Program:
         if choice.captured and config.optimiser in ("adam", "amsgrad"):
             self.finish = CompiledFinish(self.team, objective, config, choice.fabric)
 
-    def steps(self, batches: Iterable[Tensor]) -> tuple[int, int]:
-        """A step of all runs on each of these indices (runs, data), of which this process takes its part.
+    def steps(self, orders: Sequence[Iterable[Tensor]]) -> tuple[int, int]:
+        """Steps of all runs, on the batches of indices that each run has for itself, of which this process takes its part.
 
         Returns:
             How many steps, and how many data of a run.
         """
+        device = self.choice.fabric.device
         rank, world = self.choice.fabric.global_rank, self.choice.fabric.world_size
         steps = data = 0
-        plans: Iterable[int | None] = repeat(None)
-        if self.choice.together:
-            batches = list(batches)
-            plans = self.choice.objective.estimator.shared_plans(len(batches), self.states[0].depth)
+        batches: Iterable[Tensor]
+        plans: Iterable[int | None]
+        if self.choice.together:  # all at once: a GPU waits while the host prepares an epoch
+            each = [list(order) for order in orders]
+            sizes = [len(index) for index in each[0]]
+            batches = torch.stack([torch.cat(own) for own in each]).to(device).split(sizes, 1)
+            plans = self.choice.objective.estimator.shared_plans(len(sizes), self.states[0].depth)
+        else:
+            batches, plans = (torch.stack(indices).to(device) for indices in zip(*orders, strict=True)), repeat(None)
         for index, n in zip(batches, plans, strict=False):  # a task on draws may look at the progress before it gives the next
             if n is None:
                 train_step(self.team, index[:, rank::world], index.shape[1], self.states[0].depth, self.finish)
             else:
-                (self.graphs or self._step)(index, n)
+                self.graphs(index, n) if self.graphs else self._step(index, even_plan(index, n))
             steps, data = steps + 1, data + index.shape[1]
             for state in self.states:
                 state.progress.step += 1
         return steps, data
 
-    def _step(self, index: Tensor, n: int) -> None:
-        train_step(self.team, index, index.shape[1], torch.full((index.numel(),), n), self.finish)
+    def _step(self, index: Tensor, plan: Plan) -> None:
+        train_step(self.team, index, index.shape[1], plan, self.finish)
 
     def __enter__(self) -> Self:
         if self.choice.fabric.device.type == "cuda" and self.choice.config.tf32:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dohyo.objectives import Losses
 from dohyo.objectives.losses import Term
+from dohyo.packing import Plan
 from dohyo.training.flat import flat_row, row_length, unflattened
 from dohyo.training.noise import DrawnBy
 from dohyo.training.processes import sum_over_processes
@@ -48,6 +49,7 @@ class Team:
         self.stacked = model is not states[0].model
         known = [state.progress.baseline for state in states]
         baseline = torch.tensor([torch.nan if b is None else b for b in known], dtype=torch.float64, device=device)
+        self.nothing = torch.zeros_like(baseline)
         self.kept = Kept({}, torch.zeros(len(states), 2, dtype=torch.float64, device=device), baseline)
 
     def batch(self, index: Tensor) -> Tensor:
@@ -101,21 +103,21 @@ class Finish:
         return torch.cat([theta, phi], 1)
 
 
-def train_step(team: Team, index: Tensor, batch: int, depth: torch.Generator | Tensor, finish: Finish) -> None:
+def train_step(team: Team, index: Tensor, batch: int, depth: torch.Generator | Plan, finish: Finish) -> None:
     """One step of every run on this process's part `index` (runs, data) of a batch. `depth` draws K, or is the plan itself."""
     objective, parameters = finish.objective, [*team.theta, *team.phi]
     gradients: list[Tensor | None] = [None] * len(parameters)
     numbers: Mapping[str, Tensor] = {}
-    level = torch.zeros_like(team.kept.baseline)
+    level = team.nothing
     if index.shape[1] > 0:
         x = team.batch(index)
         baseline: float | Tensor = 0.0
         if objective.running_baseline:
             baseline = team.kept.baseline.nan_to_num(0.0)[:, None].expand(index.shape).reshape(-1)
         losses = objective(team.model, x, depth, baseline)
-        gradients = _gradients(losses, team, len(x) / batch)  # the losses are means over x, a run's over its whole batch
+        gradients = _gradients(losses, team, index.shape[1] / batch)  # the losses are means over what is here of each batch
         numbers = losses.numbers
-        if objective.running_baseline:
+        if losses.level is not None and objective.running_baseline:
             level = losses.level.double().unflatten(0, (len(team.states), -1)).sum(1) / batch
     elif objective.shared and isinstance(depth, torch.Generator):
         objective.skip(depth)  # the last batch had nothing for this process: only keep in step with the others' K
