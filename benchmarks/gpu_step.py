@@ -3,15 +3,20 @@
 The paper's VAE, batch 100, AMSGrad, clipping; data, binarisation, both backward passes and the optimiser are in the step. SUMO
 has the DReG encoder, which needs a second backward pass; IWAE has none, and beside it stands IWAE with the DReG encoder. Whole
 epochs are timed between two synchronisations, after one that compiles, and after every number of log-weights that 10,000 steps
-ask for has been recorded, as in a long run; the median of `--epochs` is given. Beside it stand the plain step, the kernels that a
+ask for has been recorded, as in a long run; the median of `--epochs` is given. Each kind has a process of its own: they get ready
+at the same time, and are then timed one after the other, alone on the card. Beside it stand the plain step, the kernels that a
 step launches, what the card copies and multiplies at best, and the time that the step's matrix products would take at that rate
 (in TF32, the default of training). The images are random: nothing here depends on what they show.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import os
+import queue
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,32 +86,34 @@ def prepared(name: str, cost: int, replicas: int, data: Dataset, program: str) -
     return choice.program(states, [member.task for member in members]), members, objective
 
 
-def measure(name: str, cost: int, replicas: int, data: Dataset, program: str, epochs: int) -> dict[str, Any]:
+def measure(row: dict[str, Any], epochs: int, all_ready: Any, turn: Any, found: Any) -> None:
+    """Adds the times to a row and hands it on; in a process of its own, which waits for the others and is then alone."""
     begun = time.monotonic()
-    made, members, objective = prepared(name, cost, replicas, data, program)
-    estimator, fabric = objective.estimator, made.choice.fabric
-    run = lambda: train_epoch(made, members, objective, fabric)  # noqa: E731
-    run()
-    if made.graphs is not None:  # record what an epoch may ask for, as a long run has
-        with made:
-            for n in 2 * sorted(set(estimator.shared_plans(20 * STEPS, torch.Generator().manual_seed(1)))):
-                made.graphs(torch.zeros(replicas, BATCH, dtype=torch.long, device="cuda"), n)
-    ready = time.monotonic() - begun
-    times = []
-    for _ in range(epochs):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+    try:
+        made, members, objective = prepared(row["estimator"], row["cost"], row["replicas"], images(), row["program"])
+        run = partial(train_epoch, made, members, objective, made.choice.fabric)
         run()
+        if made.graphs is not None:  # record what an epoch may ask for, as a long run has
+            index = torch.zeros(row["replicas"], BATCH, dtype=torch.long, device="cuda")
+            with made:
+                for n in 2 * sorted(set(objective.estimator.shared_plans(20 * STEPS, torch.Generator().manual_seed(1)))):
+                    made.graphs(index, n)
         torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / STEPS * 1e6)
-    rows = replicas * BATCH * estimator.expected_cost
+    finally:
+        row["ready_seconds"] = time.monotonic() - begun
+        all_ready.wait()
+    times = []
+    with turn:
+        for _ in range(epochs):
+            start = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - start) / STEPS * 1e6)
+        row |= {"microseconds": statistics.median(times), "least": min(times), "most": max(times), "kernels": kernels(made)}
+    rows = row["replicas"] * BATCH * objective.estimator.expected_cost
     weights = sum(p.numel() for p in members[0].model.decoder_parameters() if p.ndim > 1)
     passes = 3 if objective.encoder == "same" else 4  # forward, weights' gradient, and one or two of the activations'
-    return {
-        "estimator": name, "cost": cost, "replicas": replicas, "program": program,
-        "microseconds": statistics.median(times), "least": min(times), "most": max(times),
-        "kernels": kernels(made), "matrix_operations": 2.0 * rows * weights * passes, "ready_seconds": ready,
-    }  # fmt: skip
+    found.put(row | {"matrix_operations": 2.0 * rows * weights * passes})
 
 
 def kernels(made: Program) -> float:
@@ -122,9 +129,10 @@ def goals(measured: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     three = {(row["estimator"], row["cost"]): row["microseconds"] for row in measured if row["replicas"] == 3}
     found = {}
     for cost, most in GOALS.items():
-        if ("sumo", cost) in three:
+        if ("iwae", cost) in three:
             found[f"iwae {cost}, microseconds"] = {"most": most, "found": three["iwae", cost]}
-            for other in ("iwae", "iwae+dreg"):
+        for other in ("iwae", "iwae+dreg"):
+            if {("sumo", cost), (other, cost)} <= three.keys():
                 found[f"sumo / {other} at {cost}"] = {"most": 1.2, "found": three["sumo", cost] / three[other, cost]}
     return found
 
@@ -138,22 +146,31 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("gpu_step: torch sees no CUDA GPU")
-    data, best = images(), ceilings(torch.device("cuda"))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are many processes already
+    best = ceilings(torch.device("cuda"))
     config = environment() | {"gpu": torch.cuda.get_device_name(), "batch": BATCH, "steps": STEPS, "epochs": options.epochs}
-    wanted = [
-        (name, cost, replicas, "captured")
-        for replicas in options.replicas
-        for cost in options.costs
-        for name in OBJECTIVES
-        if name != "iwae+dreg" or replicas == 3
+    kinds = [(name, cost, replicas, "captured") for replicas in options.replicas for cost in options.costs for name in OBJECTIVES]
+    kinds = [kind for kind in kinds if kind[0] != "iwae+dreg" or kind[2] == 3]
+    kinds += [("iwae", 15, 1, "plain"), ("sumo", 15, 1, "plain")]
+    rows = [dict(zip(("estimator", "cost", "replicas", "program"), kind, strict=True)) for kind in kinds]
+    spawn = torch.multiprocessing.get_context("spawn")
+    shared = spawn.Barrier(len(rows)), spawn.Lock(), spawn.Queue()
+    processes = [
+        spawn.Process(target=measure, args=(row, options.epochs if row["program"] == "captured" else 1, *shared)) for row in rows
     ]
+    for process in processes:
+        process.start()
     measured: list[dict[str, Any]] = []
-    for name, cost, replicas, program in [*wanted, ("iwae", 15, 1, "plain"), ("sumo", 15, 1, "plain")]:
-        row = measure(name, cost, replicas, data, program, options.epochs if program == "captured" else 1)
-        row["matrix_microseconds"] = row["matrix_operations"] / best["tf32_operations_per_second"] * 1e6
-        measured.append(row)
-        print({key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
-        save(options.out / "gpu_step.json", {"config": config, "ceilings": best, "goals": goals(measured), "steps": measured})
+    while len(measured) < len(rows) and (any(process.is_alive() for process in processes) or not shared[2].empty()):
+        with contextlib.suppress(queue.Empty):
+            row = shared[2].get(timeout=1)
+            row["matrix_microseconds"] = row["matrix_operations"] / best["tf32_operations_per_second"] * 1e6
+            measured.append(row)
+            print({key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+            measured.sort(key=lambda row: (row["program"], row["replicas"], row["cost"], row["estimator"]))
+            save(options.out / "gpu_step.json", {"config": config, "ceilings": best, "goals": goals(measured), "steps": measured})
+    if len(measured) < len(rows):
+        raise SystemExit(f"gpu_step: {len(rows) - len(measured)} of {len(rows)} failed")
 
 
 if __name__ == "__main__":
