@@ -1,4 +1,4 @@
-"""Make the tables of results in README.md and the docs anew from results/NAME/study.json.
+"""Make the tables of results in README.md and the docs anew from results/NAME/study.json, and from the files named below.
 
     python docs/tables.py            # writes them
     python docs/tables.py --check    # says which are not as the results are, and writes nothing
@@ -7,11 +7,15 @@ A table stands between `<!-- results:NAME -->` (the conclusions; `<!-- results:N
 `<!-- end -->`, each on a line of its own.
 """
 
+import json
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dohyo.files import replacing
-from dohyo.report.markdown import filled
+from dohyo.report.grids import Grid, grid
+from dohyo.report.markdown import filled, table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,12 +24,59 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
 
 
+def gpu_step(content: dict[str, Any]) -> Grid:
+    """Microseconds of a step, a row for each number of replicas and cost."""
+    times = {
+        (row["replicas"], row["cost"], row["estimator"]): row["microseconds"]
+        for row in content["steps"]
+        if row["program"] == "captured"
+    }
+    rows = []
+    for replicas, cost in sorted({key[:2] for key in times}):
+        found = [times.get((replicas, cost, name)) for name in ("iwae", "iwae+dreg", "sumo")]
+        ratio = f"{found[2] / found[0]:.2f}" if found[0] and found[2] else None
+        rows.append([replicas, cost, *(f"{time:.0f}" if time else None for time in found), ratio])
+    columns = ["replicas", "cost", "IWAE", "IWAE, encoder dreg", "SUMO, encoder dreg", "SUMO / IWAE"]
+    return grid("", columns, rows, "Microseconds a step.")
+
+
+def mnist_20(content: dict[str, Any]) -> Grid:
+    rows = [
+        [_options(run["options"]), f"{run['test_nll']:.2f}", f"{run['clipped_steps_decoder']:.0%}", f"{run['clipped_data']:.0%}"]
+        for run in content["runs"]
+    ]
+    return grid("", ["options", "test NLL", "decoder steps clipped", "data clipped"], rows)
+
+
+def mnist_300(content: dict[str, Any]) -> Grid:
+    rows = []
+    for run in content["runs"].values():
+        found, last = run["result"], [curve[-1] for curve in run["curves"]]
+        shown = {key: run["config"][key] for key in ("estimator", "encoder", "max_terms", "clip_datum") if run["config"][key]}
+        shares = [sum(epoch[key] for epoch in last) / len(last) for key in ("clipped_decoder", "clipped_data")]
+        each = ", ".join(f"{one['test_nll']:.2f}" for one in found["replicas"])
+        rows.append([_options(shown), f"{found['test_nll']:.2f}", each, *(f"{share:.0%}" for share in shares)])
+    return grid("", ["options", "test NLL", "of each replica", "decoder steps clipped", "data clipped"], rows)
+
+
+def _options(options: dict[str, Any]) -> str:
+    texts = {key.replace("_", "-"): f"{value:g}" if isinstance(value, float) else str(value) for key, value in options.items()}
+    return ", ".join(text if key == "estimator" else f"{key} {text}" for key, text in texts.items())
+
+
+TABLES = {"gpu_step": gpu_step, "mnist_20_epochs": mnist_20, "mnist_300_epochs": mnist_300}
+
+
+def made_table(name: str) -> str:
+    return table(TABLES[name](json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))))
+
+
 def stale(write: bool = False) -> list[Path]:
     """The pages whose tables are not as the results are."""
     found = []
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        made = filled(text, ROOT / "results", page.parent)
+        made = filled(text, ROOT / "results", page.parent, {name: partial(made_table, name) for name in TABLES})
         if made != text:
             found.append(page)
             if write:

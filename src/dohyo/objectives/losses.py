@@ -171,7 +171,10 @@ def weigh(
 
 def of_each(baseline: float | Tensor, x: Tensor, encoder: str) -> list[Tensor]:
     """The baseline of each datum, (batch,) float64, if the encoder has one."""
-    return [torch.as_tensor(baseline, dtype=torch.float64, device=x.device).expand(len(x))] if encoder == "variance" else []
+    if encoder != "variance":
+        return []
+    whole = baseline if isinstance(baseline, Tensor) else torch.full((), baseline, device=x.device)  # no copy from the host
+    return [whole.double().expand(len(x))]
 
 
 def source_of(model: Any, x: Tensor, encoder: str) -> Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]:

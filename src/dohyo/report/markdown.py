@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from dohyo.names import named
 from dohyo.report.entries import STUDY, VERDICTS, Entry, Finding
@@ -14,7 +15,7 @@ _BEGIN = r"<!-- results:([\w-]+) ?(.*?) ?-->"
 _BLOCK = re.compile(rf"({_BEGIN}\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def filled(text: str, results: Path, place: Path) -> str:
+def filled(text: str, results: Path, place: Path, more: Mapping[str, Callable[[], str]] = MappingProxyType({})) -> str:
     """The text with every block between `<!-- results:NAME -->` and `<!-- end -->` made anew.
 
     A block becomes the conclusions of the study in `results/NAME`; `<!-- results:NAME TITLE -->` becomes its table of that title,
@@ -22,12 +23,15 @@ def filled(text: str, results: Path, place: Path) -> str:
 
     Args:
         place: The folder that the text's links start from.
+        more: What makes the blocks of other names.
     """
 
     def block(match: re.Match[str]) -> str:
         begin, name, title, end = match.groups()
         if name == "overview":
             return f"{begin}\n{overview(results, place)}\n{end}"
+        if name in more:
+            return f"{begin}\n{more[name]()}\n{end}"
         if not (results / name / STUDY).is_file():
             raise ValueError(f"{begin.strip()}: there is no {results / name / STUDY}; make it with dohyo reproduce {name}")
         entry = read_study(results / name)
