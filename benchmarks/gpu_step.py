@@ -4,7 +4,8 @@ The paper's VAE, batch 100, AMSGrad, clipping; data, binarisation, both backward
 has the DReG encoder, which needs a second backward pass; IWAE has none, and beside it stands IWAE with the DReG encoder. Whole
 epochs are timed between two synchronisations, after one that compiles, and after every number of log-weights that 10,000 steps
 ask for has been recorded, as in a long run; the median of `--epochs` is given. Each kind has a process of its own: they get ready
-at the same time, and are then timed one after the other, alone on the card. Beside it stand the plain step, the kernels that a
+at the same time (so `ready_seconds` is no measure of a run alone), and are then timed one after the other, alone on the card.
+Beside it stand the plain step, the kernels that a
 step launches, what the card copies and multiplies at best, and the time that the step's matrix products would take at that rate
 (in TF32, the default of training). The images are random: nothing here depends on what they show.
 """
@@ -154,7 +155,7 @@ def main() -> None:
     kinds += [("iwae", 15, 1, "plain"), ("sumo", 15, 1, "plain")]
     rows = [dict(zip(("estimator", "cost", "replicas", "program"), kind, strict=True)) for kind in kinds]
     spawn = torch.multiprocessing.get_context("spawn")
-    shared = spawn.Barrier(len(rows)), spawn.Lock(), spawn.Queue()
+    shared = spawn.Barrier(len(rows), timeout=900), spawn.Lock(), spawn.Queue()
     processes = [
         spawn.Process(target=measure, args=(row, options.epochs if row["program"] == "captured" else 1, *shared)) for row in rows
     ]

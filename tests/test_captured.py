@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 import dohyo
 from dohyo.data import load
 from dohyo.estimators import ESTIMATORS
 from dohyo.models import VAE, TwoLayerVAE
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
+from dohyo.training import programs
+from dohyo.training.captured import traced
 from dohyo.training.loop import Member, train_together
-from dohyo.training.replicas import DrawnBy, Unbatchable, check_batchable
+from dohyo.training.replicas import DrawnBy, Replicas, Unbatchable, check_batchable
 from dohyo.training.state import load_checkpoint
 from dohyo.training.tasks import OnData
 
@@ -306,6 +309,45 @@ def test_models_that_cannot_be_mapped(cls: type[nn.Module], why: str) -> None:
         list(dohyo.fit(models[0], DATA, objective("iwae"), config(0, "captured", epochs=1)))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own code
+@pytest.mark.parametrize("cls", [VAE, TwoLayerVAE])
+def test_one_program_for_every_number_of_log_weights(cls: type[nn.Module]) -> None:
+    """Or none, where the model fixes it, as torch.cat does mapped over replicas: these then go together uncompiled."""
+    models, x = [model(seed, cls) for seed in range(2)], DATA.valid[:2]
+    check_batchable(models, x, torch.tensor([0, 0, 1, 1]), {}, traced)
+    if cls is VAE:
+        counters.clear()
+        replicas = Replicas(models, [torch.Generator() for _ in models], traced, varying=True)
+        for n in (2, 3, 7):
+            replicas.bind(torch.cat([x, x]))(torch.arange(4).repeat_interleave(n))
+        assert counters["stats"]["unique_graphs"] == 1
+        return
+    with pytest.raises(Unbatchable, match="cannot be mapped"):
+        together([0, 1], objective("sumo"), cls, program="captured")
+    records, _ = together([0, 1], objective("sumo"), cls, program="auto", epochs=1)
+    assert records[0][0]["program"] == "plain"
+
+
+def test_a_parameter_that_is_listed_twice() -> None:
+    class Twice(VAE):
+        def decoder_parameters(self) -> Any:
+            return [*super().decoder_parameters(), self.decoder[0].weight]
+
+    with pytest.raises(ValueError, match="twice"):
+        alone(0, objective("iwae"), Twice)
+
+
+def test_a_captured_step_that_fails_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError("expected size 2==2, stride 7200==18000\nand more")
+
+    monkeypatch.setattr(programs.Program, "_step", broken)
+    with pytest.raises(ValueError, match=r"7200==18000\); train with --program plain"):
+        together([0], objective("iwae"), program="captured", epochs=1)
+    with pytest.raises(AssertionError):
+        together([0, 1], objective("iwae"), epochs=1)
+
+
 def test_a_k_for_each_datum_cannot_be_batched() -> None:
     with pytest.raises(Unbatchable, match="k_draw datum"):
         together([0, 1], objective("sumo", k_draw="datum"))
@@ -365,6 +407,15 @@ def test_the_captured_step_on_a_gpu(name: str, encoder: str, baseline: str) -> N
         assert_same((records[place], models[place]), alone(seed, wanted, **options), tolerance=1e-4)
     with pytest.raises(AssertionError):
         assert_same((records[0], models[0]), alone(4, wanted, **options), tolerance=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_two_stochastic_layers_captured(device: str) -> None:
+    wanted, options = objective("iwae", "dreg"), {"device": device, "epochs": 3}
+    records, models = together([3, 4], wanted, TwoLayerVAE, program="captured", **options)
+    for place, seed in enumerate((3, 4)):
+        assert_same((records[place], models[place]), alone(seed, wanted, TwoLayerVAE, **options), tolerance=1e-4)
 
 
 @pytest.mark.slow

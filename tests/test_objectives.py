@@ -10,6 +10,7 @@ import dohyo
 from dohyo import ELBO, IWAE, JVI, SUMO, Estimator, Finite, MultilevelRR, SymmetricSUMO
 from dohyo.models import VAE
 from dohyo.objectives import maximum_likelihood
+from dohyo.objectives.losses import of_each
 from dohyo.objectives.maximum_likelihood import check_model
 
 X = torch.rand(6, 12, generator=torch.Generator().manual_seed(0)).round()
@@ -74,6 +75,14 @@ def test_the_dreg_encoder() -> None:
     log_w = model.bind(X.double(), detach_posterior=True)(torch.arange(6).repeat_interleave(4)).view(6, 4)
     expected = -(log_w.detach().softmax(-1).square() * log_w).sum(-1).mean()
     torch.testing.assert_close(gradients(losses.phi, phi), gradients(expected, phi))
+
+
+def test_the_baseline_of_each_datum() -> None:
+    x = torch.zeros(3, 2)
+    assert of_each(-87.123456789012, x, "dreg") == of_each(0.0, x, "variance") == []
+    for baseline in (-87.123456789012, torch.full((3,), -87.123456789012, dtype=torch.float64)):
+        (found,) = of_each(baseline, x, "variance")
+        assert found.tolist() == [-87.123456789012] * 3
 
 
 def test_the_expected_gradient_does_not_depend_on_the_baseline() -> None:

@@ -2,7 +2,7 @@ import resource
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dohyo import IWAE, SUMO, estimate, pad, rows
@@ -20,6 +20,7 @@ def test_rows_and_pad_are_inverse(counts: list[int]) -> None:
     assert torch.equal(rows(count), torch.arange(len(counts)).repeat_interleave(count))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=30))
 def test_reduce_packed_equals_the_full_rectangle(counts: list[int]) -> None:
     count = torch.tensor(counts)

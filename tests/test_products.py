@@ -4,10 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor import config
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dohyo.training import products
 from dohyo.training.captured import network
 from dohyo.training.products import WeightGradients
+
+parts = products._parts
 
 A, B = torch.randn(2, 1200, 8), torch.randn(2, 1200, 70)
 
@@ -48,19 +52,45 @@ def test_the_pass(function: object, rows: int, wanted: dict[str, int]) -> None:
         assert not expected.is_contiguous()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of its own code
-def test_compiled_with_a_number_of_rows_that_varies() -> None:
-    """One program for every n, as long as the number of data is fixed; a split in four needs 100 to be known to the compiler."""
+def again(a: Tensor, b: Tensor) -> Tensor:
+    """A product of a turned product."""
+    return torch.bmm(turned(a, b), a.permute(0, 2, 1))
+
+
+def flat(a: Tensor, b: Tensor) -> Tensor:
+    """Without a batch."""
+    return torch.mm(a[0].permute(1, 0), b[0]).permute(1, 0)
+
+
+@pytest.mark.parametrize("function", [again, flat])
+def test_other_products(function: object) -> None:
+    made = make_fx(function, tracing_mode="fake")(A, B)
+    expected = made(A, B)
+    WeightGradients()(made.graph)
+    made.graph.lint()
+    made.recompile()
+    assert any("sum" in str(node.target) for node in made.graph.nodes)
+    assert torch.allclose(made(A, B), expected, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own code
+@pytest.mark.parametrize("batch", [1, 2])
+def test_compiled_with_a_number_of_rows_that_varies(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program for every n, in which the sum over 100 n rows is split."""
+    split = []
+    monkeypatch.setattr(products, "_parts", lambda *sizes: split.append(parts(*sizes)) or split[-1])
 
     def loss(x: Tensor, w: Tensor) -> Tensor:
         return torch.bmm(x.flatten(1, 2), w).square().sum()
 
     counters.clear()
     run = network(loss)
-    for n in (11, 13, 40):
-        x, w = torch.randn(2, 100, n, 8), torch.randn(2, 8, 70, requires_grad=True)
-        torch._dynamo.mark_dynamic(x, 2)
-        (found,) = torch.autograd.grad(run(x, w), w)
-        (expected,) = torch.autograd.grad(loss(x, w), w)
-        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-2)
+    with config.patch(force_disable_caches=True):
+        for n in (11, 13, 40):
+            x, w = torch.randn(batch, 100, n, 8), torch.randn(batch, 8, 70, requires_grad=True)
+            torch._dynamo.mark_dynamic(x, 2)
+            (found,) = torch.autograd.grad(run(x, w), w)
+            (expected,) = torch.autograd.grad(loss(x, w), w)
+            assert torch.allclose(found, expected, rtol=1e-4, atol=1e-2)
     assert counters["stats"]["unique_graphs"] == 1
+    assert max(split) == 4

@@ -15,7 +15,7 @@ from torch import Tensor
 # What stands for log 0 after a row has been shifted to have maximum 0: low enough that exp() of it is exactly 0 beside any
 # real weight, high enough that log 2 added to it is not lost.
 FLOOR = -1e12
-_KEPT_CELLS = 2**24  # beyond so many in all, the backward pass makes them again
+_KEPT_CELLS = 2**24  # tables of pairs up to so many cells are kept whole; beyond, the backward pass makes them again
 _CELLS = 2**22  # most cells of one temporary in the pairwise part of `leave_one_out_differences`
 
 

@@ -1,6 +1,6 @@
 """Pack for the network, pad for the arithmetic.
 
-A plan is a vector `counts`: datum i gets `counts[i]` log-weights. A network runs on the packed form, exactly
+A plan says that datum i gets `counts[i]` log-weights. A network runs on the packed form, exactly
 `sum(counts)` rows with nothing wasted; the estimators' arithmetic runs on a padded rectangle of scalars. One rare huge
 count would make that rectangle as wide as itself for every datum, so `reduce_packed` pads in power-of-two buckets.
 """
@@ -36,6 +36,11 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, counts: Tensor, device: torch.device) -> Self:
         return cls(counts, rows(counts, device))
+
+    @classmethod
+    def even(cls, data: int, n: int, device: torch.device) -> Self:
+        """n for each datum."""
+        return cls.of(torch.full((data,), n), device)
 
 
 def even(counts: Tensor) -> int | None:

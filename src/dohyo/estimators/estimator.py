@@ -82,7 +82,7 @@ class Estimator(ABC):
         return self.terms(self.depth_law.quantile(u)).expand(batch).clone()
 
     def shared_plans(self, steps: int, generator: torch.Generator | None = None) -> list[int]:
-        """The counts of `steps` calls of `plan(batch, generator, shared=True)`, made at once: a law is slow on single numbers."""
+        """The counts of `steps` calls of `plan(batch, generator, shared=True)`, made at once, for a generator on the CPU."""
         counts: list[int] = self.terms(self.depth_law.quantile(uniform(steps, generator))).tolist()
         return counts
 

@@ -113,13 +113,13 @@ def draw_weights(
 
 
 def coefficients(
-    log_w: Tensor, counts: Tensor, *baseline: Tensor, estimator: Estimator, encoder: str
+    log_w: Tensor, counts: Tensor, baseline: Tensor | None = None, *, estimator: Estimator, encoder: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The estimates and the coefficients of their gradients, from a table of log-weights: never waits for the host.
 
     Args:
         log_w: (batch, width); row i holds counts[i] log-weights, then anything.
-        baseline: (batch,), for encoder "variance" alone.
+        baseline: (batch,), for encoder "variance"; zero if None.
 
     Returns:
         value: (batch, width) dY / dlog w, the estimate's own gradient.
@@ -135,7 +135,8 @@ def coefficients(
     own = torch.arange(leaf.shape[1], device=leaf.device) < counts[:, None]
     log_sum = torch.where(own, leaf, -torch.inf).logsumexp(-1)
     if encoder == "variance":
-        phi = torch.where(value == 0, 0.0, 2 * (log_px - baseline[0])[:, None] * value)  # an estimate of -inf has gradient zero
+        about = log_px if baseline is None else log_px - baseline
+        phi = torch.where(value == 0, 0.0, 2 * about[:, None] * value)  # an estimate of -inf has gradient zero
     elif encoder != "same":
         empty = log_sum[:, None] == -torch.inf  # a datum of zero weights asks for nothing
         posterior = torch.where(empty, 0.0, (leaf - log_sum[:, None]).exp())
@@ -170,10 +171,10 @@ def weigh(
 
 
 def of_each(baseline: float | Tensor, x: Tensor, encoder: str) -> list[Tensor]:
-    """The baseline of each datum, (batch,) float64, if the encoder has one."""
-    if encoder != "variance":
+    """The baseline of each datum, (batch,) float64, if the encoder has one that is not zero. Never a copy from the host."""
+    if encoder != "variance" or (isinstance(baseline, float) and baseline == 0):
         return []
-    whole = baseline if isinstance(baseline, Tensor) else torch.full((), baseline, device=x.device)  # no copy from the host
+    whole = baseline if isinstance(baseline, Tensor) else torch.full((), baseline, dtype=torch.float64, device=x.device)
     return [whole.double().expand(len(x))]
 
 

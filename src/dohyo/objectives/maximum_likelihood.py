@@ -49,13 +49,13 @@ class MaximumLikelihood:
         self.estimator.plan(1, generator, shared=True)
 
     def _coefficients(
-        self, log_w: Tensor, counts: Tensor, *baseline: Tensor, batch: int, dtype: torch.dtype
+        self, log_w: Tensor, counts: Tensor, baseline: Tensor | None = None, *, batch: int, dtype: torch.dtype
     ) -> tuple[Tensor, ...]:
         """The numbers to record, the coefficients of theta's loss, and of phi's if it has its own, from a table of log-weights.
 
         Data whose coefficients are large in sum of absolute values, 1 for IWAE and thousands for a deep SUMO, are scaled down.
         """
-        value, phi, log_px, iwae = coefficients(log_w, counts, *baseline, estimator=self.estimator, encoder=self.encoder)
+        value, phi, log_px, iwae = coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=self.encoder)
         clipped = torch.zeros_like(log_px)
         if self.clip_datum < math.inf:
             size = value.abs().sum(-1)

@@ -1,10 +1,10 @@
 """The captured step: compiled, and on a CUDA GPU recorded as a graph that one call replays.
 
 A graph has fixed shapes. So there is one for each number of log-weights: the first step with a new number runs as it is, which
-compiles and loads what must be, and if the number comes again that step is recorded. A graph knows addresses: whatever a
-recorded step reads must live as long as the graph does, in the team, in the programs compiled here, or in the graph's own
-memory. The network runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded
-to a power of two and compiled once for each.
+compiles and loads what must be, and if the number comes again that step is recorded. A graph knows addresses: whatever a recorded
+step reads must live as long as the graph does, in the team, in the programs, counts and plans kept here, or in the graph's own
+memory. The network runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded to
+a power of two and compiled once for each.
 """
 
 import contextlib
@@ -129,11 +129,6 @@ class CompiledFinish(Finish):
         )  # fmt: skip
 
 
-def even_plan(index: Tensor, n: int) -> Plan:
-    """n log-weights for each datum."""
-    return Plan.of(torch.full((index.numel(),), n), index.device)
-
-
 class Graphs:
     """Steps recorded as CUDA graphs, by their shapes. Call it with indices, and the number of log-weights of each datum."""
 
@@ -148,7 +143,7 @@ class Graphs:
         key = index.shape[1], n
         if key not in self.recorded:
             if key not in self.plans:
-                plan = even_plan(index, n)
+                plan = Plan.even(index.numel(), n, index.device)
                 if n <= _WIDEST:
                     self.plans[key] = plan
                 return self.step(index, plan)

@@ -83,26 +83,26 @@ def train_together(members: Sequence[Member], objective: Objective, fabric: Fabr
     fabric = fabric or launch(members[0].config.device)
     for member in members:
         member.task.begin(fabric, member.config)
-    plan = choose([member.model for member in members], members[0].task, objective, members[0].config, fabric)
+    choice = choose([member.model for member in members], members[0].task, objective, members[0].config, fabric)
     runs: list[_Run] = []
     saved, program = time.monotonic(), None
     try:
         for member in members:  # one at a time, so that those that are open are closed if the next cannot be
-            runs.append(_Run(member, fabric, objective, own_noise=plan.together))  # noqa: PERF401
+            runs.append(_Run(member, fabric, objective, own_noise=choice.together))  # noqa: PERF401
         while going := [run for run in runs if not run.over]:
             behind = min(run.state.progress.epoch for run in going)
             team = [run for run in going if run.state.progress.epoch == behind]
             if program is None or program.states != [run.state for run in team]:
                 program = None
                 gc.collect()  # the graphs of the last program, before others are recorded
-                program = plan.program([run.state for run in team], [run.member.task for run in team])
+                program = choice.program([run.state for run in team], [run.member.task for run in team])
             started = time.monotonic()
             for run in team:
                 run.member.task.prepare(run.state, run.member.config)
             records = train_epoch(program, [run.member for run in team], objective, fabric)
             trained = time.monotonic()
             for run, record in zip(team, records, strict=True):
-                run.after_epoch({**record, "program": plan.name}, fabric, started, trained)
+                run.after_epoch({**record, "program": choice.name}, fabric, started, trained)
             healthy = [run for run in team if run.failure is None]
             due = fabric.broadcast(any(run.due(saved) for run in healthy))  # the first process's clock decides for all
             if due:

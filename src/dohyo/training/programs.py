@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dohyo.objectives import MaximumLikelihood
 from dohyo.packing import Plan
-from dohyo.training.captured import CompiledFinish, CompiledTables, Graphs, even_plan, network, traced
+from dohyo.training.captured import CompiledFinish, CompiledTables, Graphs, network, traced
 from dohyo.training.config import LoopConfig
 from dohyo.training.noise import DrawnBy
 from dohyo.training.replicas import Replicas, Unbatchable, check_batchable
@@ -59,9 +59,13 @@ def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, c
     try:
         _check(models, task, objective, config, fabric, captured)
     except Unbatchable as error:
-        if len(models) > 1 or wanted == "captured":
+        if not captured or wanted == "captured":
             raise
-        return dataclasses.replace(choice, reason=str(error))
+        choice = dataclasses.replace(choice, reason=str(error))
+        if len(models) == 1:
+            return choice
+        captured = False
+        _check(models, task, objective, config, fabric, captured)  # together they may still go
     return dataclasses.replace(choice, together=True, captured=captured)
 
 
@@ -85,7 +89,8 @@ def _check(
         options = {"detach_posterior": True} if objective.encoder == "dreg" else {}
         rows = torch.tensor([0, 0, 1, 1], device=device)
         with torch._dynamo.config.patch(recompile_limit=1000):
-            check_batchable([model.to(device) for model in models], x, rows, options, traced if captured else None)
+            compiler, varying = traced if captured else None, objective.estimator.depth_law.cap > 0
+            check_batchable([model.to(device) for model in models], x, rows, options, compiler, varying)
 
 
 class Program:
@@ -124,7 +129,7 @@ class Program:
         plans: Iterable[int | None]
         if self.choice.together:  # all at once: a GPU waits while the host prepares an epoch
             each = [list(order) for order in orders]
-            sizes = [len(index) for index in each[0]]
+            ((*sizes,),) = {tuple(len(index) for index in own) for own in each}  # the same for all
             batches = torch.stack([torch.cat(own) for own in each]).to(device).split(sizes, 1)
             plans = self.choice.objective.estimator.shared_plans(len(sizes), self.states[0].depth)
         else:
@@ -133,11 +138,20 @@ class Program:
             if n is None:
                 train_step(self.team, index[:, rank::world], index.shape[1], self.states[0].depth, self.finish)
             else:
-                self.graphs(index, n) if self.graphs else self._step(index, even_plan(index, n))
+                self._take(index, n)
             steps, data = steps + 1, data + index.shape[1]
             for state in self.states:
                 state.progress.step += 1
         return steps, data
+
+    def _take(self, index: Tensor, n: int) -> None:
+        try:
+            self.graphs(index, n) if self.graphs else self._step(index, Plan.even(index.numel(), n, index.device))
+        except (RuntimeError, AssertionError) as error:  # of the compiler, of what it made, of a recording
+            if not self.choice.captured or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            raise ValueError(f"the captured step failed ({reason}); train with --program plain") from error
 
     def _step(self, index: Tensor, plan: Plan) -> None:
         train_step(self.team, index, index.shape[1], plan, self.finish)

@@ -118,8 +118,10 @@ class Replicas:
         ]
         rows = rows.view(table)
         if self.compiler is not None and self.varying and table[1] > 1:
-            for tensor, dimension in ((rows, 1), *((part, 2) for part in noise if part.shape[1:3] == table)):
-                torch._dynamo.mark_dynamic(tensor, dimension)
+            torch._dynamo.mark_dynamic(rows, 1)
+            for part in noise:
+                if part.shape[1:3] == table:  # by accident, perhaps: then a program of its own serves this n
+                    torch._dynamo.maybe_mark_dynamic(part, 2)
         return self.stacked, x, rows, noise, options
 
     def _noise(self, x: Tensor, rows: Tensor, options: Options) -> list[Tensor]:
@@ -165,11 +167,19 @@ def parameters_of(model: Any) -> tuple[list[Tensor], list[Tensor]]:
     split = hasattr(model, "encoder_parameters") and hasattr(model, "decoder_parameters")
     theta = model.decoder_parameters() if split else model.parameters()
     phi = model.encoder_parameters() if split else ()
-    return [p for p in theta if p.requires_grad], [p for p in phi if p.requires_grad]
+    found = [p for p in theta if p.requires_grad], [p for p in phi if p.requires_grad]
+    if any(len({id(p) for p in own}) < len(own) for own in found):
+        raise ValueError(f"{type(model).__name__} lists a parameter twice in decoder_parameters() or encoder_parameters()")
+    return found
 
 
 def check_batchable(
-    models: Sequence[nn.Module], x: Tensor, rows: Tensor, options: Options, compiler: Callable[[Any], Any] | None = None
+    models: Sequence[nn.Module],
+    x: Tensor,
+    rows: Tensor,
+    options: Options,
+    compiler: Callable[[Any], Any] | None = None,
+    varying: bool = False,
 ) -> None:
     """An `Unbatchable` that says why these models cannot be mapped over, or traced for a compiler, if they cannot.
 
@@ -178,6 +188,7 @@ def check_batchable(
     Args:
         options: What the objective asks of `bind`.
         compiler: For the trial; None where nothing is to be compiled.
+        varying: Whether one program must do for every number of log-weights.
     """
     name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
     before = [value.clone() for model in copies for value in model.buffers()]
@@ -199,7 +210,7 @@ def check_batchable(
             raise Unbatchable(f"{name} has one module in two places")  # which functional_call does not put back
         if len({p.dtype for p in copies[0].parameters()}) > 1:
             raise Unbatchable(f"{name} has parameters of several types")
-        replicas = Replicas(copies, generators, compiler)
+        replicas = Replicas(copies, generators, compiler, varying)
         source = replicas.bind(x.repeat(len(copies), *(1,) * (x.ndim - 1)), **options)
         together = source(rows.repeat(len(copies)))
         together.sum().backward()

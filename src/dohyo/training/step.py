@@ -117,7 +117,9 @@ def train_step(team: Team, index: Tensor, batch: int, depth: torch.Generator | P
         losses = objective(team.model, x, depth, baseline)
         gradients = _gradients(losses, team, index.shape[1] / batch)  # the losses are means over what is here of each batch
         numbers = losses.numbers
-        if losses.level is not None and objective.running_baseline:
+        if objective.running_baseline:
+            if losses.level is None:
+                raise ValueError(f"{type(objective).__name__} has a running baseline and gives no level for it")
             level = losses.level.double().unflatten(0, (len(team.states), -1)).sum(1) / batch
     elif objective.shared and isinstance(depth, torch.Generator):
         objective.skip(depth)  # the last batch had nothing for this process: only keep in step with the others' K
