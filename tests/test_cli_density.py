@@ -13,8 +13,11 @@ import pytest
 import torch
 import yaml
 
+import dohyo
 from dohyo.cli import main
+from dohyo.experiments.density import DensityConfig, DensityRun
 from dohyo.training.log import read_records
+from dohyo.training.processes import launch
 from dohyo.training.state import load_checkpoint
 from real import command, finished, kill_until_done, same_run
 
@@ -305,3 +308,38 @@ def test_replicas_that_cannot_be_batched_run_in_sequence(runs: Path) -> None:
     refused = run("train", *options[:-2], "--program", "captured", "--out", "captured", folder=runs)
     assert refused.returncode == 2
     assert "Branching cannot be mapped" in refused.stderr
+
+
+def test_max_terms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["train", "--estimator", "multilevel-rr", "--cost", "8", "--max-terms", "32", "--epochs", "1", *SMALL]
+    assert main([*line, "--out", str(tmp_path / "m"), "--json"]) == 0
+    assert DensityRun.open(tmp_path / "m").config.objective().estimator.max_terms == 32
+    told = json.loads(capsys.readouterr().out)["estimator_arguments"]
+    assert dohyo.from_dict(told).target_terms == 32
+
+
+def test_replicas_in_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *SUMO, "--seed", "4", "--epochs", "2", "--replicas", "2", "--out", "two"]) == 0
+    said, result = capsys.readouterr().out, json.loads(Path("two/result.json").read_text())
+    assert (result["seed"], [one["seed"] for one in result["replicas"]]) == (4, [4, 5])
+    assert result["test_nll_mean_stderr"] == pytest.approx(result["test_nll_spread"] / 2**0.5)
+    assert f"their standard deviation is {result['test_nll_spread']:.3f}" in said
+    # one replica is trained on by itself, and the program may change: the result of all is made anew
+    assert main(["train", "--resume", "two/replica_1", "--epochs", "3", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", "two", "--program", "plain", "--json"]) == 0
+    assert [one["epochs"] for one in json.loads(capsys.readouterr().out)["replicas"]] == [2, 3]
+
+
+def test_replicas_are_trained_together(tmp_path: Path) -> None:
+    config = DensityConfig(hidden=4, latent=2, epochs=2, valid_terms=2, test_terms=2, replicas=2, device="cpu")
+    seen: list[int] = []
+    DensityRun(tmp_path, config).complete(launch("cpu"), lambda record: seen.append(record["replica"]))
+    assert seen == [0, 1, 0, 1]
+
+
+def test_the_warnings_of_all_replicas_are_told(tmp_path: Path) -> None:
+    one: dict[str, Any] = {"test_nll": 1.0, "warnings": ["b"]}
+    joined = DensityRun(tmp_path, DensityConfig(replicas=2))._together([one, one | {"test_nll": 2.0, "warnings": ["a", "b"]}])
+    assert joined["warnings"] == ["a", "b"]

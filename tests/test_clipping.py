@@ -80,3 +80,50 @@ def test_the_smoke_preset(tmp_path: Path) -> None:
 def test_wrong_norms(norms: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="give two or more positive numbers that rise"):
         Clipping.at("paper", norms=norms)
+
+
+def test_the_intervals_hold_together() -> None:
+    """Differences at the edge of their error bars: 95% is for all pairs of a claim, and for the norm that was chosen."""
+
+    def at(*nlls: float) -> dict[str, float]:
+        return dict(zip(NORMS, nlls, strict=True))
+
+    assert holds(cells(at(90.4, 90.0, 90.2, 90.4), spread=0.1)) == [True, True, True]
+    assert holds(cells(at(90.27, 90.0, 90.2, 90.27), iwae=90.27, spread=0.1)) == [None, None, None]
+    assert holds(cells(at(89.73, 90.0, 90.2, 89.73), iwae=89.73, spread=0.1)) == [None, None, None]
+    assert holds(cells(at(91.0, 90.35, 90.6, 92.0), spread=0.1)) == [True, True, True]  # not behind IWAE for sure
+    assert holds(cells(at(90.0, 90.0, 90.0, 89.0))) == [False, None, False]  # no clipping is not "some"
+
+
+def test_the_epochs_are_the_longest_replicas() -> None:
+    found = {"iwae": result(90.0) | {"epochs": [1, 3, 2]}}
+    assert Clipping.at("paper").summarise(found)[1][0].rows == [["IWAE, 10", 90.0, 0.01, "50.0%", 3]]
+
+
+@pytest.mark.parametrize("message", ["training diverged in epoch 3", "there is no such data"])
+def test_divergence_is_a_result_and_nothing_else_is(message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError(message)
+
+    monkeypatch.setattr("dohyo.studies.clipping.train_replicas", fails)
+    study = Clipping.at("smoke")
+    options = study.cells()[f"norm_{NONE}"]
+    if "diverged" in message:
+        assert study.run_cell("", options, tmp_path, lambda share: None) == {"diverged": message}
+        return
+    with pytest.raises(ValueError, match=message):
+        study.run_cell("", options, tmp_path, lambda share: None)
+
+
+def test_seeds_and_replicas() -> None:
+    assert Clipping.at("paper", seed=5).seeds == [5, 6, 7]
+    with pytest.raises(ValueError, match="replicas is 1; there must be at least 2"):
+        Clipping.at("paper", replicas=1)
+
+
+def test_the_bars_of_the_picture() -> None:
+    curve = {"norm": [1.0, None], "mean": [91.0, 92.0], "sd": [0.1, 0.3], "share": [1.0, 0.0]}
+    for axis in plot_clipping(curve, (90.1, 0.05))[0].axes:
+        (bars,) = axis.containers[0][2]
+        assert [high - low for (_, low), (_, high) in bars.get_segments()] == pytest.approx([0.2, 0.6])
+        assert list(axis.patches[0].get_bbox().intervaly) == pytest.approx([90.05, 90.15])

@@ -94,3 +94,22 @@ def test_compiled_with_a_number_of_rows_that_varies(batch: int, monkeypatch: pyt
             assert torch.allclose(found, expected, rtol=1e-4, atol=1e-2)
     assert counters["stats"]["unique_graphs"] == 1
     assert max(split) == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "parts"), [(1200, 70, 4), (1203, 70, 3), (1201, 70, 1), (1200, 64 * 160, 2), (1200, 64 * 400, 1)]
+)
+def test_how_many_parts(rows: int, n: int, parts: int) -> None:
+    """As many as there are units for, of 256 rows at least, and all of one length."""
+    assert products._parts(torch.Size([2, 8, rows]), torch.Size([2, rows, n])) == parts
+
+
+def test_other_permutations_are_left_alone() -> None:
+    def otherwise(a: Tensor, b: Tensor) -> Tensor:
+        return torch.bmm(a.reshape(8, 2, -1).permute(1, 0, 2), b).permute(1, 0, 2)
+
+    made = make_fx(otherwise, tracing_mode="fake")(A, B)
+    WeightGradients()(made.graph)
+    made.recompile()
+    assert torch.equal(made(A, B), otherwise(A, B))
+    assert "sum" not in made.code

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from dohyo.cli import main
 from dohyo.report import find, read
-from dohyo.report.grids import NOTHING, grid
+from dohyo.report.grids import NOTHING, grid, number, with_error
 from dohyo.report.markdown import escaped, filled, table
+from dohyo.report.runs import compare
 from folders import write_runs, write_study
 
 ROOT = Path(__file__).parents[1]
@@ -378,3 +380,54 @@ def test_the_gallery_holds_every_study_and_picture(tmp_path: Path) -> None:
 def test_a_table_of_markdown_keeps_its_columns() -> None:
     made = table(grid("", ["a|b", "c"], [["x|y\nz", 1.5]], note="see `c`"))
     assert made == "| a\\|b | c |\n|---|---:|\n| x\\|y z | 1.500 |\n\nsee \\`c\\`\n"
+
+
+def changed(run: Path, copy: Path, config: dict[str, Any] | None = None, **result: Any) -> Path:
+    """A copy of a run with another config or result."""
+    shutil.copytree(run, copy)
+    (copy / "config.yaml").write_text(yaml.safe_dump(yaml.safe_load((run / "config.yaml").read_text()) | (config or {})))
+    (copy / "result.json").write_text(json.dumps(json.loads((run / "result.json").read_text()) | result))
+    return copy
+
+
+def test_replicas_are_told_one_by_one(runs: Path, tmp_path: Path) -> None:
+    entry, replicas = read(runs / "replicas"), json.loads((runs / "replicas/result.json").read_text())["replicas"]
+    assert entry.seconds.key == pytest.approx(sum(one["seconds"] for one in replicas))
+    assert dict(entry.facts)["Seeds"] == "0, 1"
+    assert [heading for heading, _, _ in entry.more] == ["Pictures of replica 0", "Pictures of replica 1", "Every number"]
+    for one, (_, _, figures) in zip(replicas, entry.more, strict=False):
+        assert [figure.title for figure in figures] == ["Learning curves", "Samples", "Reconstructions"]
+        assert f"the best validation NLL is {number(one['valid_nll'])} in epoch {one['best_epoch']}" in figures[0].alt
+    (table,) = entry.tables
+    assert [row[1].text for row in table.rows] == [with_error(one["test_nll"], one["test_nll_stderr"]) for one in replicas]
+    shutil.copytree(runs / "replicas", tmp_path / "run", ignore=lambda _, names: {"result.json"} & set(names))
+    assert read(tmp_path / "run").notices[0].startswith("Not finished: 4 of 4 epochs are done.")
+
+
+def test_what_a_result_says_of_itself(runs: Path, tmp_path: Path) -> None:
+    short = read(changed(runs / "iwae", tmp_path / "short", {"epochs": 5}, warnings=["k-hat is large"]))
+    assert (short.state, short.notices) == ("2 of 5 epochs", ["k-hat is large"])
+    result = json.loads((runs / "iwae/result.json").read_text())
+    assert short.headline[0] == ("Test NLL by IWAE-5, nats", with_error(result["test_nll"], result["test_nll_stderr"]))
+    unknown = read(changed(runs / "funnel", tmp_path / "unknown", reverse_kl=None, objective=1.5, reverse_kl_stderr=0.25))
+    assert unknown.outcome == "reverse KL 1.50 ± 0.25 + log Z"
+    known = read(changed(runs / "bits", tmp_path / "known", best_known=8, gap=0.125))
+    assert [*known.headline[1:3]] == [("Best known", "8"), ("Gap", "12.50%")]
+
+
+def test_runs_that_were_tested_otherwise_share_no_axis(runs: Path, tmp_path: Path) -> None:
+    (table,) = compare([read(runs / "iwae"), read(changed(runs / "iwae", tmp_path / "other", {"test_terms": 6}))])
+    assert [row[table.columns.index("test NLL")].marks for row in table.rows] == [None, None]
+    (alone,) = compare([read(runs / "unfinished")])
+    assert "test NLL" in alone.columns
+
+
+def test_words_are_sorted_by_the_numbers_that_they_begin_with() -> None:
+    made = grid("", ["a"], [["1,234 ± 5"], ["\N{MINUS SIGN}2 ± 1"], ["-3%"], ["+.5"]])
+    assert [row[0].key for row in made.rows] == [1234, -2, -3, 0.5]
+
+
+def test_a_partial_study_says_so_in_markdown(tmp_path: Path) -> None:
+    write_study(tmp_path / "rates", cells_done=1)
+    made = filled("<!-- results:rates -->\n<!-- end -->\n", tmp_path, tmp_path)
+    assert "`dohyo reproduce rates --scale small`, 1 min 15 s, 1 of 2 cells so far; [every number]" in made

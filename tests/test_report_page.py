@@ -199,3 +199,56 @@ def test_even_a_page_that_was_broken_into_runs_and_loads_nothing(browser: Browse
     assert browser.ask("window.evil ?? null") is None
     assert len(browser.problems) >= 2
     assert all("Content Security Policy" in problem for problem in browser.problems)
+
+
+def test_zero_is_a_number(browser: Browser, tmp_path: Path) -> None:
+    table = {"title": "Fitted slopes", "columns": ["model", "slope"], "rows": [["a", 1.5], ["b", 0.0], ["c", -1.5]], "note": ""}
+    write_report([read(write_study(tmp_path / "rates", tables=[table]))], tmp_path / "page.html")
+    browser.show(tmp_path / "page.html")
+    browser.click(f"{SLOPES}.tHead.rows[0].cells[1].querySelector('button')")
+    assert column(browser, 0) == ["c", "b", "a"]
+
+
+def test_every_link_of_the_overview_leads_to_its_section(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    section = "document.getElementById(a.hash.slice(1)).closest('section').querySelector('.facts').textContent"
+    pairs = browser.ask(f"[...document.querySelectorAll('#glance ~ .scroll a')].map((a) => [a.textContent, {section}])")
+    folders = ["rates", "partial", "replicas", "iwae", "bits", "unfinished"]
+    assert len(pairs) == 6
+    assert all(str(page.parent / folder) in facts for (_, facts), folder in zip(pairs, folders, strict=True))
+
+
+def test_a_mark_is_a_dot_within_its_bar(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    marks = browser.ask("[...document.querySelectorAll('.marks')].map((m) => [m.children[1].x1, m.children[2].cx, "
+                        "m.children[1].x2].map((length) => length.baseVal.value))")  # fmt: skip
+    assert marks
+    for low, middle, high in marks:
+        assert low < middle < high
+        assert abs(middle - low - (high - middle)) < 0.05
+
+
+def test_verdicts_by_word_sign_and_colour(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    found = browser.ask("[...document.querySelectorAll('.verdict')].slice(0, 3).map((v) => [v.innerText, v.className])")
+    assert found == [["✓ holds", "verdict yes"], ["? cannot tell", "verdict open"], ["✕ does not hold", "verdict no"]]
+
+
+def test_times_are_sorted_as_seconds(browser: Browser, tmp_path: Path) -> None:
+    seconds = {"a": 75.0, "b": 9.0, "c": 4000.0}
+    write_report([read(write_study(tmp_path / n, title=n, seconds=s)) for n, s in seconds.items()], tmp_path / "page.html")
+    browser.show(tmp_path / "page.html")
+    overview = "document.querySelector('#glance ~ .scroll table')"
+    browser.click(f"{overview}.tHead.rows[0].cells[4].querySelector('button')")
+    assert browser.ask(f"[...{overview}.tBodies[0].rows].map((row) => row.cells[0].innerText)") == ["b", "a", "c"]
+
+
+def test_a_results_texts_are_harmless(browser: Browser, tmp_path: Path) -> None:
+    run = write_runs(tmp_path, "iwae") / "iwae"
+    result = json.loads((run / "result.json").read_text())
+    texts = {"test_terms": EVIL, "warnings": [EVIL], "versions": {EVIL: EVIL}, "estimator": EVIL, "data": EVIL}
+    (run / "result.json").write_text(json.dumps(result | texts))
+    write_report([read(run)], tmp_path / "page.html")
+    browser.problems.clear()
+    browser.show(tmp_path / "page.html")
+    assert (browser.ask("document.scripts.length"), browser.ask("document.images.length"), browser.problems) == (1, 3, [])

@@ -1,9 +1,11 @@
 """Studies in general: cells, their folder, what `dohyo reproduce` makes of wrong words."""
 
+import contextlib
 import dataclasses
 import json
 import re
 import shutil
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -13,6 +15,7 @@ from matplotlib.figure import Figure
 
 from dohyo.cli import main
 from dohyo.studies import STUDIES, Conclusion, Picture, Study, StudyConfig, Table, reproduce
+from dohyo.studies.runs import trained
 from dohyo.studies.study import Advance, Cell, picked, save_picture
 
 KEYS = [
@@ -229,3 +232,77 @@ def test_help_has_examples(arguments: list[str], capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     assert "dohyo reproduce convergence --scale smoke --out out/convergence" in text
     assert ("--cross-samples" in text) == bool(arguments)
+
+
+def test_an_option_that_is_gone_is_another_option(tmp_path: Path) -> None:
+    reproduce(Squares.at("smoke"), tmp_path)
+    cell = json.loads((tmp_path / "cells/n_0.json").read_text())
+    (tmp_path / "cells/n_0.json").write_text(json.dumps(cell | {"options": cell["options"] | {"colour": "red"}}))
+    with pytest.raises(ValueError, match=r"n_0.json: was made with colour 'red', and None is wanted now"):
+        reproduce(Squares.at("smoke"), tmp_path)
+
+
+def test_picks_are_joined_by_and() -> None:
+    study = Squares.at("small")
+    assert picked(study, {"side": ["odd"], "n": ["1", "2"]}) == ["n_1"]
+    with pytest.raises(ValueError, match="no cell has side odd and n 2; leave one of these out"):
+        picked(study, {"side": ["odd"], "n": ["2"]})
+
+
+def test_progress_counts_the_cells_to_do(tmp_path: Path) -> None:
+    seen: list[tuple[str, float, int]] = []
+    reproduce(Squares.at("small"), tmp_path, lambda *progress: seen.append(progress), only=["n_1", "n_3"])
+    assert [progress[1:] for progress in seen] == [(0.5, 2), (1, 2), (1.5, 2), (2, 2)]
+
+
+def test_pictures_are_there_from_the_first_cell_on(tmp_path: Path) -> None:
+    seen: dict[float, list[str]] = {}
+
+    def look(name: str, done: float, total: int) -> None:
+        seen[done] = [picture["file"] for picture in json.loads((tmp_path / "study.json").read_text())["pictures"]]
+
+    reproduce(Squares.at("small"), tmp_path, look)
+    assert [seen[done] for done in (0.5, 1.5, 2.5, 3.5)] == [[], ["squares.png"], ["squares.png"], ["squares.png"]]
+
+
+def test_a_run_in_a_cell(tmp_path: Path) -> None:
+    """Gone on with on any device, but with no other config; or one that is given."""
+    options = {"estimator": "iwae", "cost": 2, "hidden": 4, "latent": 2, "epochs": 2, "valid_terms": 2, "test_terms": 2}
+    shares: list[float] = []
+    run = trained(tmp_path / "run", None, shares.append, **options, device="cpu")
+    assert (shares[:2], set(shares[2:])) == ([0.5, 1.0], {1.0})
+    again = trained(tmp_path / "run", None, shares.append, **options, device="auto")
+    assert again.result == run.result
+    with pytest.raises(ValueError, match="run holds a run with another config; remove that folder, or choose another --out"):
+        trained(tmp_path / "run", None, shares.append, **options | {"cost": 3}, device="cpu")
+    assert trained(tmp_path / "other", tmp_path / "run", shares.append, **options).folder == tmp_path / "run"
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_verdicts_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(STUDIES, "squares", Squares)
+    for sides, verdict in (("odd", "yes"), ("even", "NO")):  # at 0 the square is not positive
+        assert main(["reproduce", "squares", "--out", "s", "--side", sides, "--device", "cpu"]) == 0
+        assert f" {verdict} " in capsys.readouterr().out
+
+
+def test_every_seed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Squares, "seeds", [7, 8])
+    assert reproduce(Squares.at("smoke", seed=7), tmp_path)["seeds"] == [7, 8]
+
+
+def test_an_interrupt_that_a_cell_swallowed_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_cell(self: Squares, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return {"square": 1.0}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(STUDIES, "squares", Squares)
+    monkeypatch.setattr(Squares, "run_cell", run_cell)
+    assert main(["reproduce", "squares", "--out", "s", "--device", "cpu"]) == 130
+    assert capsys.readouterr().err == "dohyo: interrupted; the same command goes on with s\n"
+    assert [path.name for path in Path("s/cells").iterdir()] == ["n_0.json"]
