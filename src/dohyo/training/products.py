@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
+from dohyo.training import shared_products
+from dohyo.training.shared_products import is_transposed, share_products
+
 _aten = torch.ops.aten
 _TILE, _BLOCKS, _SHORTEST = 64, 640, 256
 
@@ -21,22 +24,23 @@ class WeightGradients(CustomGraphPass):
     """
 
     def __call__(self, graph: fx.Graph) -> None:
+        share_products(graph)
         for target in (_aten.mm.default, _aten.bmm.default):
             for product in graph.find_nodes(op="call_function", target=target):
                 old, new, (left, right), users = product, product, product.args, list(product.users)
                 with graph.inserting_before(product):
-                    if len(users) == 1 and _is_transposed(users[0]):
+                    if len(users) == 1 and is_transposed(users[0]):
                         old, left, right = users[0], _transposed(graph, right), _transposed(graph, left)
                         new = _call(graph, target, _size(old), left, right)
                     parts = _parts(_size(left), _size(right))
-                    if parts > 1 and _is_transposed(left) and _free(left.args[0]) and _free(right):
+                    if parts > 1 and is_transposed(left) and _free(left.args[0]) and _free(right):
                         new = _in_parts(graph, left.args[0], right, parts)
                 if new is not old:
                     old.replace_all_uses_with(new)
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        return get_hash_for_files((__file__,))
+        return get_hash_for_files((__file__, shared_products.__file__))
 
 
 def _parts(left: torch.Size, right: torch.Size) -> int:
@@ -61,10 +65,6 @@ def _in_parts(graph: fx.Graph, left: fx.Node, right: fx.Node, parts: int) -> fx.
     return _call(graph, _aten.sum.dim_IntList, [*batch, m, n], split, [len(batch)])
 
 
-def _is_transposed(node: fx.Node) -> bool:
-    return node.target is _aten.permute.default and list(node.args[1]) in ([1, 0], [0, 2, 1])  # type: ignore[arg-type]
-
-
 def _free(node: fx.Node) -> bool:
     """Whether a batch may be reshaped: not if its size varies and its strides do not, as of some that the forward pass left."""
     value: Tensor = node.meta["val"]
@@ -72,7 +72,7 @@ def _free(node: fx.Node) -> bool:
 
 
 def _transposed(graph: fx.Graph, node: fx.Node) -> Any:
-    if _is_transposed(node):
+    if is_transposed(node):
         return node.args[0]
     *batch, a, b = _size(node)
     return _call(graph, _aten.permute.default, [*batch, b, a], node, [1, 0] if not batch else [0, 2, 1])
