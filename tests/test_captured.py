@@ -15,12 +15,13 @@ from dohyo.data import load
 from dohyo.estimators import ESTIMATORS
 from dohyo.models import VAE, TwoLayerVAE
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
-from dohyo.training import programs
+from dohyo.training import graphs, programs
 from dohyo.training.captured import traced
+from dohyo.training.config import Progress
 from dohyo.training.loop import Member, train_together
 from dohyo.training.replicas import DrawnBy, Replicas, Unbatchable, check_batchable
 from dohyo.training.state import load_checkpoint
-from dohyo.training.tasks import OnData
+from dohyo.training.tasks import Batches, OnData
 
 CONFIG = dohyo.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
 DATA = load("digits")
@@ -378,6 +379,38 @@ def test_the_captured_step_on_a_cpu(tmp_path: Path) -> None:
     assert [record["program"] for record in records[3]] == 4 * ["captured"] + 4 * ["plain"]
     for seed, made in models.items():
         assert_same((records[seed], made), alone(seed, wanted, batch_size=len(DATA.train), epochs=8))
+
+
+def test_draws_in_one_piece_of_memory() -> None:
+    """As a recorded step reads what was drawn for it: one copy moves tensors of several types."""
+    drawn = [torch.rand(3, 5), torch.arange(7), torch.rand(2, 3) < 0.5, torch.rand(4, 1, 2, dtype=torch.float64)]
+    like = [part.to("meta") for part in drawn]
+    memory, copy = torch.zeros(2, sum(map(graphs._room, like)), dtype=torch.uint8)
+    for place, part in zip(graphs._views(memory, like), drawn, strict=True):
+        assert (place.data_ptr() - memory.data_ptr()) % 256 == 0
+        place.copy_(part)
+    copy.copy_(memory)
+    for found, part in zip(graphs._views(copy, like), drawn, strict=True):
+        assert torch.equal(found, part)
+        assert found.is_contiguous()
+
+
+def test_batches() -> None:
+    batches = Batches(torch.arange(14).view(2, 7), 3)
+    assert [batch.tolist() for batch in batches] == [[[0, 1, 2], [7, 8, 9]], [[3, 4, 5], [10, 11, 12]], [[6], [13]]]
+    assert len(batches) == 3
+
+
+def test_the_order_is_drawn_on_one_thread_and_the_others_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, randperm = [], torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda *a, **k: seen.append(torch.get_num_threads()) or randperm(*a, **k))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        OnData(DATA).batches(config(0), Progress(), torch.Generator())
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ class Estimator(ABC):
         """
         own = torch.arange(log_w.shape[-1], device=log_w.device) < counts[:, None]
         paths = self.paths(torch.where(own, log_w.double(), -torch.inf))
-        return paths.gather(-1, self.depth(counts)[:, None]).squeeze(-1)
+        return pick(paths, self.depth(counts)[:, None], by_sum=paths.is_cuda)
 
     def depths(self, width: int) -> Tensor:
         """The depths 0, 1, ... that `width` log-weights allow."""
@@ -131,6 +131,13 @@ class Estimator(ABC):
 def name_of(cls: type) -> str:
     """SymmetricSUMO -> symmetric-sumo."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+
+
+def pick(table: Tensor, column: Tensor, by_sum: bool) -> Tensor:
+    """The cell of each row (batch, columns) in a column (batch, 1). By a sum a compiler needs no launch of its own."""
+    if by_sum:
+        return torch.where(torch.arange(table.shape[1], device=table.device) == column, table, 0.0).sum(-1)
+    return table.gather(-1, column).squeeze(-1)
 
 
 def check_integer(name: str, value: float, least: int) -> None:

@@ -1,13 +1,9 @@
-"""The captured step: compiled, and on a CUDA GPU recorded as a graph that one call replays.
+"""The compiled step.
 
-A graph has fixed shapes. So there is one for each number of log-weights: the first step with a new number runs as it is, which
-compiles and loads what must be, and if the number comes again that step is recorded. A graph knows addresses: whatever a recorded
-step reads must live as long as the graph does, in the team, in the programs, counts and plans kept here, or in the graph's own
-memory. The network runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded to
-a power of two and compiled once for each.
+The network runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded to a power
+of two and compiled once for each. Whatever is made once and read by every step is kept, for `graphs`.
 """
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,13 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 from torch.optim.adam import adam
 
-from dohyo.packing import Plan, even, moved, through_tables
+from dohyo.packing import even, moved, through_tables
 from dohyo.training.flat import flattened
 from dohyo.training.products import WeightGradients
 from dohyo.training.step import Finish, Kept, Team
 
-_OPTIONS = {"max_pointwise_cat_inputs": 64}  # a gradient's many parts are joined by whoever reads them
-_WIDEST = 256  # steps with more log-weights are rare and run as they are: each doubling takes longer to compile
+_OPTIONS = {"combo_kernels": True}  # what does not depend on each other is one launch on a GPU
+WIDEST = 256  # steps with more log-weights are rare and run as they are: each doubling takes longer to compile
 
 
 def network(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,18 +46,19 @@ def bucket_of(n: int) -> int:
 
 
 class CompiledTables:
-    """`packing.through_tables` for equal counts, compiled for each power of two."""
+    """`packing.through_tables` for equal counts, compiled for each power of two, or for the one number that never varies."""
 
-    def __init__(self) -> None:
+    def __init__(self, varying: bool) -> None:
+        self.varying = varying
         self.programs: dict[Any, Callable[..., list[Tensor]]] = {}
         self.counts: dict[Any, Tensor] = {}
 
     def __call__(self, function: Callable[..., tuple[Tensor, ...]], packed: Tensor, counts: Tensor, *of_each: Tensor) -> Any:
         n = even(counts)
-        if n is None or n > _WIDEST:
+        if n is None or n > WIDEST:
             return through_tables(function, packed, counts, *of_each)
-        width = bucket_of(n)
-        table = pad(packed.view(len(counts), n), (0, width - n), value=-torch.inf)
+        width, table = bucket_of(n) if self.varying else n, packed.view(len(counts), n)
+        table = pad(table, (0, width - n), value=-torch.inf) if width > n else table
         if (key := (counts.shape, n)) not in self.counts:
             self.counts[key] = moved(counts, packed.device)
         arguments = (table, self.counts[key], *of_each)
@@ -127,43 +124,3 @@ class CompiledFinish(Finish):
             foreach=False, differentiable=True, amsgrad=bool(largest), beta1=config.beta1, beta2=config.beta2, lr=rates,
             weight_decay=0.0, eps=config.epsilon, maximize=False,
         )  # fmt: skip
-
-
-class Graphs:
-    """Steps recorded as CUDA graphs, by their shapes. Call it with indices, and the number of log-weights of each datum."""
-
-    def __init__(self, step: Callable[[Tensor, Plan], None], team: Team) -> None:
-        self.step, self.noises = step, [state.noise for state in team.states]
-        self.stream = torch.cuda.Stream(team.device)
-        self.pool = torch.cuda.graph_pool_handle()
-        self.plans: dict[tuple[int, int], Plan] = {}
-        self.recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-
-    def __call__(self, index: Tensor, n: int) -> None:
-        key = index.shape[1], n
-        if key not in self.recorded:
-            if key not in self.plans:
-                plan = Plan.even(index.numel(), n, index.device)
-                if n <= _WIDEST:
-                    self.plans[key] = plan
-                return self.step(index, plan)
-            self.recorded[key] = self._record(index, self.plans[key])
-        graph, own = self.recorded[key]
-        own.copy_(index)
-        graph.replay()
-        return None
-
-    def _record(self, index: Tensor, plan: Plan) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        own, graph = index.clone(), torch.cuda.CUDAGraph()
-        for noise in self.noises:
-            if noise is not None:
-                graph.register_generator_state(noise)
-        graph.capture_begin(pool=self.pool)
-        try:
-            self.step(own, plan)
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # what went wrong first is what counts
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return graph, own

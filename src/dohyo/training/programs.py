@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from dohyo.objectives import MaximumLikelihood
 from dohyo.packing import Plan
-from dohyo.training.captured import CompiledFinish, CompiledTables, Graphs, network, traced
+from dohyo.training.captured import CompiledFinish, CompiledTables, network, traced
 from dohyo.training.config import LoopConfig
+from dohyo.training.graphs import Graphs
 from dohyo.training.noise import DrawnBy
+from dohyo.training.processes import one_thread
 from dohyo.training.replicas import Replicas, Unbatchable, check_batchable
 from dohyo.training.state import State
 from dohyo.training.step import Finish, Team, train_step
-from dohyo.training.tasks import Objective, Task
+from dohyo.training.tasks import Batches, Objective, OnData, Task
 
 
 @dataclass
@@ -72,7 +74,7 @@ def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, c
 def _check(
     models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: Any, fabric: Fabric, captured: bool
 ) -> None:
-    if not isinstance(objective, MaximumLikelihood) or not isinstance(config, LoopConfig):
+    if not isinstance(objective, MaximumLikelihood) or not isinstance(config, LoopConfig) or not isinstance(task, OnData):
         raise Unbatchable("only maximum likelihood on data can be captured or batched")
     if fabric.world_size > 1:
         raise Unbatchable("under torchrun each process takes its part of every batch")
@@ -86,11 +88,15 @@ def _check(
             again = task.batch(index)
         if not torch.equal(x, again):
             raise Unbatchable("the training data draw random numbers by other ways than torch's generator of their device")
-        options = {"detach_posterior": True} if objective.encoder == "dreg" else {}
         rows = torch.tensor([0, 0, 1, 1], device=device)
         with torch._dynamo.config.patch(recompile_limit=1000):
             compiler, varying = traced if captured else None, objective.estimator.depth_law.cap > 0
-            check_batchable([model.to(device) for model in models], x, rows, options, compiler, varying)
+            check_batchable([model.to(device) for model in models], x, rows, _options(objective), compiler, varying)
+
+
+def _options(objective: Any) -> dict[str, bool]:
+    """What the objective asks of a model's `bind`."""
+    return {"detach_posterior": True} if objective.encoder == "dreg" else {}
 
 
 class Program:
@@ -101,17 +107,17 @@ class Program:
         self.graphs: Graphs | None = None
         objective, config, device = choice.objective, choice.config, choice.fabric.device
         model: Any = states[0].model
+        varying = choice.captured and objective.estimator.depth_law.cap > 0
         if choice.together:
             noises = [state.noise for state in states if state.noise is not None]
-            varying = objective.estimator.depth_law.cap > 0
             model = Replicas([state.model for state in states], noises, network if choice.captured else None, varying)
         self.team = Team(states, tasks, model, device)
         if choice.together:
             objective = dataclasses.replace(objective, runs=len(states))
         if choice.captured:
-            objective = dataclasses.replace(objective, tables=CompiledTables())
+            objective = dataclasses.replace(objective, tables=CompiledTables(varying))
             if device.type == "cuda":
-                self.graphs = Graphs(self._step, self.team)
+                self.graphs = Graphs(self._draw, self._step, self.team)
         self.finish = Finish(objective, config, choice.fabric)
         if choice.captured and config.optimiser in ("adam", "amsgrad"):
             self.finish = CompiledFinish(self.team, objective, config, choice.fabric)
@@ -127,16 +133,19 @@ class Program:
         steps = data = 0
         batches: Iterable[Tensor]
         plans: Iterable[int | None]
-        if self.choice.together:  # all at once: a GPU waits while the host prepares an epoch
-            each = [list(order) for order in orders]
-            ((*sizes,),) = {tuple(len(index) for index in own) for own in each}  # the same for all
-            batches = torch.stack([torch.cat(own) for own in each]).to(device).split(sizes, 1)
-            plans = self.choice.objective.estimator.shared_plans(len(sizes), self.states[0].depth)
+        if self.choice.together:  # little is made before the first step: a GPU waits for it
+            own = [order for order in orders if isinstance(order, Batches)]
+            batches = Batches(torch.stack([each.order for each in own]).to(device), own[0].size)
+            with one_thread():
+                plans = self.choice.objective.estimator.shared_plans(len(batches), self.states[0].depth)
+            if self.graphs is not None:
+                self.graphs.ready()
         else:
             batches, plans = (torch.stack(indices).to(device) for indices in zip(*orders, strict=True)), repeat(None)
         for index, n in zip(batches, plans, strict=False):  # a task on draws may look at the progress before it gives the next
             if n is None:
-                train_step(self.team, index[:, rank::world], index.shape[1], self.states[0].depth, self.finish)
+                x = self.team.batch(index[:, rank::world])
+                train_step(self.team, x, index.shape[1], self.states[0].depth, self.finish)
             else:
                 self._take(index, n)
             steps, data = steps + 1, data + index.shape[1]
@@ -146,15 +155,25 @@ class Program:
 
     def _take(self, index: Tensor, n: int) -> None:
         try:
-            self.graphs(index, n) if self.graphs else self._step(index, Plan.even(index.numel(), n, index.device))
+            if self.graphs is not None:
+                self.graphs(index, n)
+            else:
+                plan = Plan.even(index.numel(), n, index.device)
+                self._step(self._draw(index, plan), plan)
         except (RuntimeError, AssertionError) as error:  # of the compiler, of what it made, of a recording
             if not self.choice.captured or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             raise ValueError(f"the captured step failed ({reason}); train with --program plain") from error
 
-    def _step(self, index: Tensor, plan: Plan) -> None:
-        train_step(self.team, index, index.shape[1], plan, self.finish)
+    def _draw(self, index: Tensor, plan: Plan) -> list[Tensor]:
+        """All that a step draws, in the order in which each run draws it alone: its data, and then its noise."""
+        x = self.team.batch(index)
+        return [x, *self.team.model.draw(x, plan.rows, _options(self.choice.objective))]
+
+    def _step(self, drawn: Sequence[Tensor], plan: Plan) -> None:
+        x, *self.team.model.drawn = drawn
+        train_step(self.team, x, len(x) // len(self.states), plan, self.finish)
 
     def __enter__(self) -> Self:
         if self.choice.fabric.device.type == "cuda" and self.choice.config.tf32:
@@ -163,6 +182,8 @@ class Program:
         if self.choice.captured:
             # One process may train many runs, and each is compiled anew.
             self.contexts.enter_context(torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000))
+            # What is cheap to compute again is: else whole tables of x, one row for each log-weight, are kept for the way back.
+            self.contexts.enter_context(torch._functorch.config.patch(ban_recompute_used_far_apart=False))
             self.contexts.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's, of its own code
         if self.choice.together:

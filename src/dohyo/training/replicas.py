@@ -54,12 +54,14 @@ class Replicas:
         noises: The generator of each one's noise.
         compiler: What the network goes through, `torch.compile` with its options; None for nothing.
         varying: Whether the number of log-weights changes from step to step.
+        drawn: The noise for the next call, where `draw` was asked for it beforehand.
     """
 
     models: list[nn.Module]
     noises: list[torch.Generator]
     compiler: Callable[[Any], Any] | None = None
     varying: bool = False
+    drawn: list[Tensor] = field(default_factory=list)
     _shapes: dict[Any, list[torch.Size]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,10 +114,8 @@ class Replicas:
         count = len(self.models)
         x, rows = x.unflatten(0, (count, -1)), rows[: len(rows) // count]
         table = x.shape[1], len(rows) // x.shape[1]
-        noise = [
-            part.unflatten(1, table) if part.shape[1:2] == rows.shape else part[:, None]
-            for part in self._noise(x[0], rows, options)
-        ]
+        drawn, self.drawn = self.drawn or self._draw(x[0], rows, options), []
+        noise = [part.unflatten(1, table) if part.shape[1:2] == rows.shape else part[:, None] for part in drawn]
         rows = rows.view(table)
         if self.compiler is not None and self.varying and table[1] > 1:
             torch._dynamo.mark_dynamic(rows, 1)
@@ -124,7 +124,12 @@ class Replicas:
                     torch._dynamo.maybe_mark_dynamic(part, 2)
         return self.stacked, x, rows, noise, options
 
-    def _noise(self, x: Tensor, rows: Tensor, options: Options) -> list[Tensor]:
+    def draw(self, x: Tensor, rows: Tensor, options: Options) -> list[Tensor]:
+        """The noise for these arguments of `bind`, of each model by its own generator."""
+        count = len(self.models)
+        return self._draw(x[: len(x) // count], rows[: len(rows) // count], options)
+
+    def _draw(self, x: Tensor, rows: Tensor, options: Options) -> list[Tensor]:
         key = len(x), len(rows), *options.items()
         if key not in self._shapes:  # asked on meta tensors: nothing is computed, so that a step that is recorded stays as it is
             with torch.no_grad(), Asked() as asked:

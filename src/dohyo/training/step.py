@@ -53,7 +53,9 @@ class Team:
         self.kept = Kept({}, torch.zeros(len(states), 2, dtype=torch.float64, device=device), baseline)
 
     def batch(self, index: Tensor) -> Tensor:
-        """The data of each run's indices (runs, data), one run after the other, with its own noise."""
+        """The data of each run's indices (runs, data), one run after the other, with its own noise; an empty tensor of none."""
+        if index.shape[1] == 0:
+            return index.flatten()
         parts = []
         for state, task, own in zip(self.states, self.tasks, index, strict=True):
             with DrawnBy(state.noise) if state.noise is not None else contextlib.nullcontext():
@@ -103,24 +105,23 @@ class Finish:
         return torch.cat([theta, phi], 1)
 
 
-def train_step(team: Team, index: Tensor, batch: int, depth: torch.Generator | Plan, finish: Finish) -> None:
-    """One step of every run on this process's part `index` (runs, data) of a batch. `depth` draws K, or is the plan itself."""
-    objective, parameters = finish.objective, [*team.theta, *team.phi]
+def train_step(team: Team, x: Tensor, batch: int, depth: torch.Generator | Plan, finish: Finish) -> None:
+    """One step of every run on `x`, this process's part of the batches, run after run. `depth` draws K, or is the plan itself."""
+    objective, parameters, runs = finish.objective, [*team.theta, *team.phi], len(team.states)
     gradients: list[Tensor | None] = [None] * len(parameters)
     numbers: Mapping[str, Tensor] = {}
     level = team.nothing
-    if index.shape[1] > 0:
-        x = team.batch(index)
+    if len(x) > 0:
         baseline: float | Tensor = 0.0
         if objective.running_baseline:
-            baseline = team.kept.baseline.nan_to_num(0.0)[:, None].expand(index.shape).reshape(-1)
+            baseline = team.kept.baseline.nan_to_num(0.0)[:, None].expand(-1, len(x) // runs).reshape(-1)
         losses = objective(team.model, x, depth, baseline)
-        gradients = _gradients(losses, team, index.shape[1] / batch)  # the losses are means over what is here of each batch
+        gradients = _gradients(losses, team, len(x) / runs / batch)  # the losses are means over what is here of each batch
         numbers = losses.numbers
         if objective.running_baseline:
             if losses.level is None:
                 raise ValueError(f"{type(objective).__name__} has a running baseline and gives no level for it")
-            level = losses.level.double().unflatten(0, (len(team.states), -1)).sum(1) / batch
+            level = losses.level.double().unflatten(0, (runs, -1)).sum(1) / batch
     elif objective.shared and isinstance(depth, torch.Generator):
         objective.skip(depth)  # the last batch had nothing for this process: only keep in step with the others' K
     known = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]

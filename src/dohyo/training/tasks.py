@@ -1,6 +1,7 @@
 """What the loop trains on: data, or draws of the model itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from dohyo.estimators import IWAE
 from dohyo.evaluation import evaluate, most_rows
 from dohyo.objectives import Losses
 from dohyo.training.config import DrawsConfig, LoopConfig, Progress, StepConfig
-from dohyo.training.processes import sum_over_processes
+from dohyo.training.processes import one_thread, sum_over_processes
 
 Record = dict[str, Any]
 C = TypeVar("C", bound=StepConfig, contravariant=True)
@@ -35,6 +36,21 @@ class Objective(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Batches:
+    """An epoch's indices (..., data), of which each step takes so many."""
+
+    order: Tensor
+    size: int
+
+    def __len__(self) -> int:
+        return -(-self.order.shape[-1] // self.size)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for step in range(len(self)):
+            yield self.order[..., step * self.size : (step + 1) * self.size]
+
+
 class Task(Protocol, Generic[C]):
     """What the loop asks of a task."""
 
@@ -46,7 +62,7 @@ class Task(Protocol, Generic[C]):
         """What is done to the run's state before each epoch; nothing, as a rule."""
         ...
 
-    def batches(self, config: C, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
+    def batches(self, config: C, progress: Progress, order: torch.Generator) -> Iterable[Tensor]:
         """The indices of each step's data, for one epoch."""
         ...
 
@@ -92,9 +108,10 @@ class OnData:
     def prepare(self, state: Any, config: LoopConfig) -> None:
         pass
 
-    def batches(self, config: LoopConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
-        whole = torch.randperm(len(self.data.train), generator=order)
-        yield from whole.to(self.data.train.device).split(config.batch_size)
+    def batches(self, config: LoopConfig, progress: Progress, order: torch.Generator) -> Batches:
+        with one_thread():
+            whole = torch.randperm(len(self.data.train), generator=order)
+        return Batches(whole.to(self.data.train.device), config.batch_size)
 
     def batch(self, index: Tensor) -> Tensor:
         return self.data.train_batch(index)
