@@ -1,13 +1,13 @@
 """Microseconds of a captured training step on a CUDA GPU: IWAE and SUMO at costs 5, 15 and 50 with 1, 3 and 8 replicas.
 
 The paper's VAE, batch 100, AMSGrad, clipping; data, binarisation, both backward passes and the optimiser are in the step. SUMO
-has the DReG encoder, which needs a second backward pass; IWAE has none, and beside it stands IWAE with the DReG encoder. Whole
+has the DReG encoder, which needs a second backward pass; IWAE needs none, and beside it stands IWAE with the DReG encoder. Whole
 epochs are timed between two synchronisations, after one that compiles, and after every number of log-weights that 10,000 steps
 ask for has been recorded, as in a long run; the median of `--epochs` is given. Each kind has a process of its own: they get ready
 at the same time (so `ready_seconds` is no measure of a run alone), and are then timed one after the other, alone on the card.
-Beside it stand the plain step, the kernels that a
-step launches, what the card copies and multiplies at best, and the time that the step's matrix products would take at that rate
-(in TF32, the default of training). The images are random: nothing here depends on what they show.
+Beside it stand the plain step, the kernels that a step launches, what the card copies and multiplies at best, and the time that
+the step's matrix products would take at that rate (in TF32, the default of training). The images are random: nothing here
+depends on what they show.
 """
 
 import argparse
@@ -27,16 +27,22 @@ import dohyo
 from dohyo.data import Dataset
 from dohyo.models import VAE
 from dohyo.objectives import maximum_likelihood
+from dohyo.training.config import LoopConfig
 from dohyo.training.loop import Member, train_epoch
 from dohyo.training.processes import launch
 from dohyo.training.programs import Program, choose
+from dohyo.training.replicas import parameters_of
 from dohyo.training.state import State
-from dohyo.training.tasks import OnData
+from dohyo.training.tasks import Batches, OnData
 
 from benchmarks.weights import environment, save
 
 GOALS = {5: 300, 15: 400, 50: 700}  # microseconds of IWAE by cost, with 3 replicas
-OBJECTIVES = {"iwae": (dohyo.IWAE, "same"), "iwae+dreg": (dohyo.IWAE, "dreg"), "sumo": (dohyo.SUMO, "dreg")}
+OBJECTIVES: dict[str, tuple[Any, str]] = {
+    "iwae": (dohyo.IWAE, "same"),
+    "iwae+dreg": (dohyo.IWAE, "dreg"),
+    "sumo": (dohyo.SUMO, "dreg"),
+}
 STEPS, BATCH = 500, 100
 
 
@@ -55,7 +61,7 @@ def ceilings(device: torch.device) -> dict[str, float]:
 
 def seconds(work: Any, repeats: int = 10) -> float:
     """The median of device events around single calls."""
-    found = []
+    found: list[float] = []
     for _ in range(repeats + 3):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
@@ -76,7 +82,7 @@ def prepared(name: str, cost: int, replicas: int, data: Dataset, program: str) -
     fabric = launch("cuda")
     estimator, encoder = OBJECTIVES[name]
     objective = maximum_likelihood(estimator.at_cost(cost), encoder)
-    config = dohyo.LoopConfig(batch_size=BATCH, clip_decoder=20.0, clip_encoder=125.0, program=program, k_seed=0, device="cuda")
+    config = LoopConfig(batch_size=BATCH, clip_decoder=20.0, clip_encoder=125.0, program=program, k_seed=0, device="cuda")
     members = []
     for seed in range(replicas):
         torch.manual_seed(seed)
@@ -112,18 +118,17 @@ def measure(row: dict[str, Any], epochs: int, all_ready: Any, turn: Any, found: 
             times.append((time.perf_counter() - start) / STEPS * 1e6)
         row |= {"microseconds": statistics.median(times), "least": min(times), "most": max(times), "kernels": kernels(made)}
     rows = row["replicas"] * BATCH * objective.estimator.expected_cost
-    weights = sum(p.numel() for p in members[0].model.decoder_parameters() if p.ndim > 1)
-    passes = 3 if objective.encoder == "same" else 4  # forward, weights' gradient, and one or two of the activations'
-    found.put(row | {"matrix_operations": 2.0 * rows * weights * passes})
+    weights = sum(p.numel() for p in parameters_of(members[0].model)[0] if p.ndim > 1)
+    found.put(row | {"matrix_operations": 2.0 * rows * weights * 3})  # forward, the activations' gradient, the weights'
 
 
 def kernels(made: Program) -> float:
     """Launched on the device by a step, on average over a few."""
-    index = torch.zeros(BATCH, dtype=torch.long, device="cuda")
+    order = Batches(torch.zeros(20 * BATCH, dtype=torch.long, device="cuda"), BATCH)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler, made:
-        made.steps([[index] * 20] * len(made.states))
+        made.steps([order] * len(made.states))
         torch.cuda.synchronize()
-    return len([event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]) / 20
+    return len([event for event in profiler.events() if event.device_type.name == "CUDA"]) / 20
 
 
 def goals(measured: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

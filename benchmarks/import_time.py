@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks.weights import environment, save
 
@@ -24,13 +25,13 @@ def seconds(module: str) -> float:
     return float(found.stdout)
 
 
-def slowest(count: int = 8) -> list[dict[str, float | str]]:
+def slowest(count: int = 8) -> list[dict[str, Any]]:
     """The modules that `import dohyo` adds to `import torch`, by the milliseconds of their own."""
     code = "import torch, sys; print('torch done', file=sys.stderr); import dohyo"
     lines = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True).stderr
     _, _, added = lines.partition("torch done")
     rows = [line.removeprefix("import time:").split("|") for line in added.splitlines() if line.startswith("import time:")]
-    found = [{"module": name.strip(), "ms": int(own) / 1000} for own, _, name in rows]
+    found: list[dict[str, Any]] = [{"module": name.strip(), "ms": int(own) / 1000} for own, _, name in rows]
     return sorted(found, key=lambda row: -row["ms"])[:count]
 
 
@@ -48,7 +49,7 @@ def main() -> None:
             times[module].append(seconds(module))
     ratios = [a / b for a, b in zip(times["dohyo"], times["torch"], strict=True)]
     quartiles = statistics.quantiles(ratios, n=4)
-    result = {
+    result: dict[str, Any] = {
         "config": environment() | {"rounds": options.rounds, "seed": 0, "goal": GOAL},
         "ratio": quartiles[1],
         "ratio_quartiles": quartiles,

@@ -17,6 +17,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,13 @@ def measure(rounds: int, padded_rounds: int) -> tuple[dict[str, list[float]], di
         for name in order.sample(sorted(ESTIMATORS), len(ESTIMATORS)):
             estimator = ESTIMATORS[name]
             state = generator.get_state()
-            own = {name: clock(lambda e=estimator: dohyo.log_marginal(model, x, e, generator))}
+            own = {name: clock(partial(dohyo.log_marginal, model, x, estimator, generator))}
             counts = estimator.plan(BATCH, generator.set_state(state))  # the counts of that pass
             leaf = torch.randn(int(counts.sum()), requires_grad=True)
-            own[f"{name} reduce"] = clock(lambda e=estimator, w=leaf, n=counts: reduce_packed(e.reduce, w, n))
+            own[f"{name} reduce"] = clock(partial(reduce_packed, estimator.reduce, leaf, counts))
             rectangle = BATCH * int(counts.max())
             if name != "iwae" and 0 <= step < padded_rounds and rectangle <= MOST_ROWS:
-                own[f"{name} padded"] = clock(lambda e=estimator, n=counts: padded(model, x, e, n))
+                own[f"{name} padded"] = clock(partial(padded, model, x, estimator, counts))
                 own[f"{name} packed"] = own[name]
             model.zero_grad()
             if step >= 0:

@@ -78,8 +78,9 @@ def train_vae(train: Tensor, minutes: float) -> tuple[VAE, int]:
     On a busy machine it goes on to `LEAST_STEPS`, below which the weights are those of no model worth the name.
     """
     model = VAE(data=train.shape[1])
+    last: Any = model.decoder[-1]
     with torch.no_grad():
-        model.decoder[-1].bias.copy_(train.mean(0).clamp(1e-3, 1 - 1e-3).logit())
+        last.bias.copy_(train.mean(0).clamp(1e-3, 1 - 1e-3).logit())
     theta, phi = list(model.decoder_parameters()), list(model.encoder_parameters())
     adam = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
     k, rows, begin, steps = 15, dohyo.rows(torch.full((100,), 15)), time.monotonic(), 0
