@@ -395,6 +395,27 @@ def test_draws_in_one_piece_of_memory() -> None:
         assert found.is_contiguous()
 
 
+def test_data_that_are_not_one_for_each_index() -> None:
+    class Twice(type(DATA)):  # type: ignore[misc]
+        def train_batch(self, index: Tensor) -> Tensor:
+            return super().train_batch(index.repeat(2))
+
+    doubled = Twice(**{field.name: getattr(DATA, field.name) for field in dataclasses.fields(DATA)})
+    with pytest.raises(ValueError, match="OnData gave 600 data for 300 indices"):
+        list(dohyo.fit(model(0), doubled, objective("iwae"), config(0)))
+
+
+def test_batches_of_one_s_own_train_alone() -> None:
+    class Half(OnData):
+        def batches(self, config: Any, progress: Any, order: torch.Generator) -> Any:
+            yield from torch.randperm(len(self.data.train), generator=order)[:600].split(300)
+
+    members = [Member(model(seed), Half(DATA), config(seed)) for seed in range(2)]
+    with pytest.raises(Unbatchable, match="Half makes batches of its own"):
+        list(train_together(members, objective("iwae")))
+    assert [record["step"] for _, record in train_together(members[:1], objective("iwae"))] == [2, 4]
+
+
 def test_batches() -> None:
     batches = Batches(torch.arange(14).view(2, 7), 3)
     assert [batch.tolist() for batch in batches] == [[[0, 1, 2], [7, 8, 9]], [[3, 4, 5], [10, 11, 12]], [[6], [13]]]

@@ -13,6 +13,7 @@ import dohyo
 from dohyo import ELBO, IWAE, JVI, SUMO, Estimator, Finite, Geometric, HarmonicTail, MultilevelRR, MultilevelSS, PowerLaw
 from dohyo import SymmetricSUMO as Symmetric
 from dohyo.estimators import ESTIMATORS
+from dohyo.estimators.estimator import pick
 
 from problems import FewPoints
 
@@ -47,6 +48,21 @@ def draw(estimator: Estimator, seed: int, batch: int = 5, extra: int = 3, spread
     counts = estimator.terms(estimator.depth(counts))
     width = int(counts.max()) + extra
     return spread * torch.randn(batch, width, dtype=torch.float64, generator=generator), counts
+
+
+@pytest.mark.parametrize("estimator", UNCENTRED + CENTRED)
+def test_picking_by_a_sum_is_picking(estimator: Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the same values and gradients, with zero weights and NaN in the padding."""
+    log_w, counts = draw(estimator, seed=1)
+    log_w[0], log_w[1, 0], log_w[2, int(counts[2]) :] = -torch.inf, -torch.inf, torch.nan
+    found = []
+    for by_sum in (False, True):
+        monkeypatch.setattr("dohyo.estimators.estimator.pick", lambda table, column, **_: pick(table, column, by_sum))  # noqa: B023
+        leaf = log_w.clone().requires_grad_()
+        value = estimator.reduce(leaf, counts)
+        found.append((value.detach(), *torch.autograd.grad(value[1:].sum(), leaf)))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert bool(found[0][0][1:].isfinite().any())
 
 
 # -- enumeration: the mean is a finite sum --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dohyo.training import products
 from dohyo.training.captured import network
-from dohyo.training.products import WeightGradients
+from dohyo.training.products import Products
 
 parts = products._parts
 
@@ -40,7 +40,7 @@ def test_the_pass(function: object, rows: int, wanted: dict[str, int]) -> None:
     a, b = A[:, :rows], B[:, :rows]
     made = make_fx(function, tracing_mode="fake")(a, b)
     expected = made(a, b)
-    WeightGradients()(made.graph)
+    Products()(made.graph)
     made.recompile()
     names = [str(node.target).split(".")[1] for node in made.graph.nodes if node.op == "call_function"]
     assert {name: names.count(name) for name in wanted} == wanted
@@ -66,7 +66,7 @@ def flat(a: Tensor, b: Tensor) -> Tensor:
 def test_other_products(function: object) -> None:
     made = make_fx(function, tracing_mode="fake")(A, B)
     expected = made(A, B)
-    WeightGradients()(made.graph)
+    Products()(made.graph)
     made.graph.lint()
     made.recompile()
     assert any("sum" in str(node.target) for node in made.graph.nodes)
@@ -109,7 +109,7 @@ def test_other_permutations_are_left_alone() -> None:
         return torch.bmm(a.reshape(8, 2, -1).permute(1, 0, 2), b).permute(1, 0, 2)
 
     made = make_fx(otherwise, tracing_mode="fake")(A, B)
-    WeightGradients()(made.graph)
+    Products()(made.graph)
     made.recompile()
     assert torch.equal(made(A, B), otherwise(A, B))
     assert "sum" not in made.code

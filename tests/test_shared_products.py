@@ -54,6 +54,11 @@ def one_further(s: Tensor, t: Tensor, u: Tensor, w: Tensor, v: Tensor) -> tuple[
     return torch.bmm(middle[0], v), middle[1].sum(1), middle[1].exp()
 
 
+def straight(s: Tensor, t: Tensor, u: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Two layers with nothing between them."""
+    return tuple(torch.bmm(torch.bmm(each[..., None] * u, w), v) for each in (s, t))
+
+
 def other_weights(s: Tensor, t: Tensor, u: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Two products of what is the same but for its tangents, which is then needed once."""
     return torch.bmm(s[..., None] * u, w), torch.bmm(t[..., None] * u, w + 1)
@@ -109,7 +114,15 @@ def twice(s: Tensor, t: Tensor, u: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor
     return tuple(torch.bmm(each[..., None] * u, weights) for weights in (w, more) for each in (s, t))
 
 
-SHARED = {last: (4, 2), everything: (4, 2), weights_too: (5, 3), one_further: (3, 2), twice: (4, 2), other_weights: (2, 2)}
+SHARED = {
+    last: (4, 2),
+    everything: (4, 2),
+    weights_too: (5, 3),
+    one_further: (3, 2),
+    straight: (4, 2),
+    twice: (4, 2),
+    other_weights: (2, 2),
+}
 LEFT_ALONE = (squared, divided, cancelled, shifted, chosen, across, sideways)
 CASES = [(function, tensors) for tensors in (USUAL, EQUAL) for function in (*SHARED, *LEFT_ALONE)]
 

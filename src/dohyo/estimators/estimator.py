@@ -134,7 +134,10 @@ def name_of(cls: type) -> str:
 
 
 def pick(table: Tensor, column: Tensor, by_sum: bool) -> Tensor:
-    """The cell of each row (batch, columns) in a column (batch, 1). By a sum a compiler needs no launch of its own."""
+    """The cell of each row (batch, columns) in a column (batch, 1).
+
+    A sum is what a compiler can join to what is computed before and after, where picking is a launch of its own on a GPU.
+    """
     if by_sum:
         return torch.where(torch.arange(table.shape[1], device=table.device) == column, table, 0.0).sum(-1)
     return table.gather(-1, column).squeeze(-1)

@@ -15,7 +15,7 @@ from torch.optim.adam import adam
 
 from dohyo.packing import even, moved, through_tables
 from dohyo.training.flat import flattened
-from dohyo.training.products import WeightGradients
+from dohyo.training.products import Products
 from dohyo.training.step import Finish, Kept, Team
 
 _OPTIONS = {"combo_kernels": True}  # what does not depend on each other is one launch on a GPU
@@ -24,7 +24,7 @@ WIDEST = 256  # steps with more log-weights are rare and run as they are: each d
 
 def network(function: Callable[..., Any]) -> Callable[..., Any]:
     """A network compiled, gradients and all."""
-    return torch.compile(function, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": WeightGradients()})
+    return torch.compile(function, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": Products()})
 
 
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,9 +1,9 @@
 """Steps recorded as CUDA graphs, which one call replays.
 
-A graph has fixed shapes. So there is one for each number of log-weights: the first step with a new number runs as it is, which
-compiles and loads what must be, and if the number comes again that step is recorded. A graph knows addresses: whatever a recorded
-step reads must live as long as the graph does, in the team, in the programs, counts, plans and memory that are kept, or in the
-graph's own memory.
+A graph has fixed shapes. So steps are recorded for each number of data and of log-weights: the first step with new numbers runs
+as it is, which compiles and loads what must be, and if they come again that step is recorded. A graph knows addresses: whatever a
+recorded step reads must live as long as the graph does, in the team, in the programs, counts, plans and memory that are kept, or
+in the graph's own memory.
 """
 
 import contextlib

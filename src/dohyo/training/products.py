@@ -1,4 +1,8 @@
-"""The gradients of weight matrices, as a GPU likes them: long sums in parts, and results in the order of the weights."""
+"""The products of a compiled network, as a GPU likes them.
+
+The gradients of weight matrices have long sums, which are done in parts, and are delivered in the order of the weights. What two
+backward passes have in common is done once.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +12,14 @@ from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from dohyo.training import shared_products
-from dohyo.training.shared_products import is_transposed, share_products
+from dohyo.training.shared_products import share_products
 
 _aten = torch.ops.aten
 _TILE, _BLOCKS, _SHORTEST = 64, 640, 256
 
 
-class WeightGradients(CustomGraphPass):
-    """A pass for Inductor, its option "post_grad_custom_post_pass", over products A'B of (rows, ...), or of batches of such.
+class Products(CustomGraphPass):
+    """A pass for Inductor, its option "post_grad_custom_post_pass": `share_products`, then A'B of (rows, ...), or of batches.
 
     The library's product gives each block of the result to one unit of the GPU, which sums over all rows by itself. A small
     result has few blocks, so most units would wait: the rows are split, and the parts' sums added. Where the number of rows
@@ -29,11 +33,11 @@ class WeightGradients(CustomGraphPass):
             for product in graph.find_nodes(op="call_function", target=target):
                 old, new, (left, right), users = product, product, product.args, list(product.users)
                 with graph.inserting_before(product):
-                    if len(users) == 1 and is_transposed(users[0]):
+                    if len(users) == 1 and _is_transposed(users[0]):
                         old, left, right = users[0], _transposed(graph, right), _transposed(graph, left)
                         new = _call(graph, target, _size(old), left, right)
                     parts = _parts(_size(left), _size(right))
-                    if parts > 1 and is_transposed(left) and _free(left.args[0]) and _free(right):
+                    if parts > 1 and _is_transposed(left) and _free(left.args[0]) and _free(right):
                         new = _in_parts(graph, left.args[0], right, parts)
                 if new is not old:
                     old.replace_all_uses_with(new)
@@ -65,6 +69,10 @@ def _in_parts(graph: fx.Graph, left: fx.Node, right: fx.Node, parts: int) -> fx.
     return _call(graph, _aten.sum.dim_IntList, [*batch, m, n], split, [len(batch)])
 
 
+def _is_transposed(node: Any) -> bool:
+    return node.target is _aten.permute.default and list(node.args[1]) in ([1, 0], [0, 2, 1])
+
+
 def _free(node: fx.Node) -> bool:
     """Whether a batch may be reshaped: not if its size varies and its strides do not, as of some that the forward pass left."""
     value: Tensor = node.meta["val"]
@@ -72,7 +80,7 @@ def _free(node: fx.Node) -> bool:
 
 
 def _transposed(graph: fx.Graph, node: fx.Node) -> Any:
-    if is_transposed(node):
+    if _is_transposed(node):
         return node.args[0]
     *batch, a, b = _size(node)
     return _call(graph, _aten.permute.default, [*batch, b, a], node, [1, 0] if not batch else [0, 2, 1])

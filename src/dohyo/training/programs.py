@@ -76,6 +76,8 @@ def _check(
 ) -> None:
     if not isinstance(objective, MaximumLikelihood) or not isinstance(config, LoopConfig) or not isinstance(task, OnData):
         raise Unbatchable("only maximum likelihood on data can be captured or batched")
+    if type(task).batches is not OnData.batches:
+        raise Unbatchable(f"{type(task).__name__} makes batches of its own")
     if fabric.world_size > 1:
         raise Unbatchable("under torchrun each process takes its part of every batch")
     if not objective.shared and objective.estimator.depth_law.cap > 0:
@@ -134,7 +136,7 @@ class Program:
         batches: Iterable[Tensor]
         plans: Iterable[int | None]
         if self.choice.together:  # little is made before the first step: a GPU waits for it
-            own = [order for order in orders if isinstance(order, Batches)]
+            own: Any = orders  # which `_check` knows to be `Batches`
             batches = Batches(torch.stack([each.order for each in own]).to(device), own[0].size)
             with one_thread():
                 plans = self.choice.objective.estimator.shared_plans(len(batches), self.states[0].depth)
@@ -168,7 +170,7 @@ class Program:
 
     def _draw(self, index: Tensor, plan: Plan) -> list[Tensor]:
         """All that a step draws, in the order in which each run draws it alone: its data, and then its noise."""
-        x = self.team.batch(index)
+        x = self.team.batch(index).contiguous()  # as a recorded step reads it: other strides would be compiled anew
         return [x, *self.team.model.draw(x, plan.rows, _options(self.choice.objective))]
 
     def _step(self, drawn: Sequence[Tensor], plan: Plan) -> None:
@@ -193,6 +195,7 @@ class Program:
             outer, own = torch.cuda.current_stream(), self.graphs.stream
             own.wait_stream(outer)
             self.contexts.callback(outer.wait_stream, own)
+            self.contexts.callback(own.wait_stream, self.graphs.ahead)  # also if the last step was not taken
             self.contexts.enter_context(torch.cuda.stream(own))
         return self
 

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.bmm.default)
-_LEAST = 1e-20  # far below the rounding of a sum of coefficients, and far from what single precision cannot hold
+_LEAST = 1e-20  # lost in any sum of coefficients, while what flows back is below 1e10; single precision holds its products
 
 
 def share_products(graph: fx.Graph) -> None:
@@ -132,17 +132,13 @@ class _Sharing:
                 ratio = self._call(_aten.unsqueeze.default, size.unsqueeze(-1), ratio, size.ndim)
             new = self._call(_aten.mul.Tensor, value, self.nodes[own], ratio)
         product.replace_all_uses_with(new)
+        self.scaled[new] = self.scaled[product]
 
     def _call(self, target: Any, value: Tensor, *args: Any, **kwargs: Any) -> fx.Node:
         """A call whose result is like this value."""
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = value
         return node
-
-
-def is_transposed(node: Any) -> bool:
-    """Whether the last two dimensions are exchanged."""
-    return node.target is _aten.permute.default and list(node.args[1]) in ([1, 0], [0, 2, 1])
 
 
 def _is_zero(node: object) -> bool:

@@ -60,6 +60,10 @@ class Team:
         for state, task, own in zip(self.states, self.tasks, index, strict=True):
             with DrawnBy(state.noise) if state.noise is not None else contextlib.nullcontext():
                 parts.append(task.batch(own))
+            if len(parts[-1]) != len(own):
+                raise ValueError(
+                    f"{type(task).__name__} gave {len(parts[-1])} data for {len(own)} indices; it must give one for each"
+                )
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def update(self, flat: Tensor) -> None:
