@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.functional import pad
 from torch.optim.adam import adam
 
 from dohyo.packing import even, moved, through_tables
@@ -51,17 +50,21 @@ class CompiledTables:
     def __init__(self, varying: bool) -> None:
         self.varying = varying
         self.programs: dict[Any, Callable[..., list[Tensor]]] = {}
-        self.counts: dict[Any, Tensor] = {}
+        self.kept: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, function: Callable[..., tuple[Tensor, ...]], packed: Tensor, counts: Tensor, *of_each: Tensor) -> Any:
         n = even(counts)
         if n is None or n > WIDEST:
             return through_tables(function, packed, counts, *of_each)
-        width, table = bucket_of(n) if self.varying else n, packed.view(len(counts), n)
-        table = pad(table, (0, width - n), value=-torch.inf) if width > n else table
-        if (key := (counts.shape, n)) not in self.counts:
-            self.counts[key] = moved(counts, packed.device)
-        arguments = (table, self.counts[key], *of_each)
+        if (key := (counts.shape, n)) not in self.kept:
+            width = bucket_of(n) if self.varying else n
+            self.kept[key] = packed.new_full((len(counts), width), -torch.inf), moved(counts, packed.device)
+        table, own_counts = self.kept[key]
+        if table.shape[1] == n:
+            table = packed.view(len(counts), n)
+        else:
+            table[:, :n] = packed.view(len(counts), n)
+        arguments = (table, own_counts, *of_each)
         if table.shape not in self.programs:
             self.programs[table.shape] = compiled(lambda *tensors: list(function(*tensors)), *arguments)
         return [part[:, :n].flatten() if part.ndim == 2 else part for part in self.programs[table.shape](*arguments)]

@@ -52,7 +52,7 @@ class Graphs:
         self.free = torch.cuda.Event()
 
     def ready(self) -> None:
-        """The indices are there: what is drawn next waits for all that was done up to now."""
+        """What is drawn next waits for all that was done up to now, the making of indices above all."""
         self.free.record(self.stream)
 
     def __call__(self, index: Tensor, n: int) -> None:

@@ -197,6 +197,7 @@ class Program:
             self.contexts.callback(outer.wait_stream, own)
             self.contexts.callback(own.wait_stream, self.graphs.ahead)  # also if the last step was not taken
             self.contexts.enter_context(torch.cuda.stream(own))
+            self.graphs.ready()
         return self
 
     def __exit__(self, *_: object) -> None:
