@@ -17,11 +17,10 @@ from dohyo.models import VAE, TwoLayerVAE
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
 from dohyo.training import graphs, programs
 from dohyo.training.captured import traced
-from dohyo.training.config import Progress
 from dohyo.training.loop import Member, train_together
 from dohyo.training.replicas import DrawnBy, Replicas, Unbatchable, check_batchable
 from dohyo.training.state import load_checkpoint
-from dohyo.training.tasks import Batches, OnData
+from dohyo.training.tasks import OnData
 
 CONFIG = dohyo.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
 DATA = load("digits")
@@ -395,14 +394,35 @@ def test_draws_in_one_piece_of_memory() -> None:
         assert found.is_contiguous()
 
 
-def test_data_that_are_not_one_for_each_index() -> None:
-    class Twice(type(DATA)):  # type: ignore[misc]
-        def train_batch(self, index: Tensor) -> Tensor:
-            return super().train_batch(index.repeat(2))
+def test_noise_that_was_drawn_beforehand_serves_one_call() -> None:
+    x, rows = DATA.valid[:4], torch.arange(4).repeat_interleave(3)
+    replicas = Replicas([model(0), model(1)], [torch.Generator().manual_seed(seed) for seed in (5, 6)])
+    calls = [replicas.bind(x)(rows) for _ in range(2)]
+    for seed, noise in zip((5, 6), replicas.noises, strict=True):
+        noise.manual_seed(seed)
+    replicas.drawn = replicas.draw(x, rows, {})
+    for wanted in calls:
+        assert torch.equal(replicas.bind(x)(rows), wanted)
 
-    doubled = Twice(**{field.name: getattr(DATA, field.name) for field in dataclasses.fields(DATA)})
-    with pytest.raises(ValueError, match="OnData gave 600 data for 300 indices"):
-        list(dohyo.fit(model(0), doubled, objective("iwae"), config(0)))
+
+def test_data_reach_the_step_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contiguous, whatever the user's function makes: a recorded step reads them so, and other strides would be compiled anew."""
+
+    class Sideways(type(DATA)):  # type: ignore[misc]
+        def train_batch(self, index: Tensor) -> Tensor:
+            return super().train_batch(index).T.contiguous().T
+
+    class Seen(Exception):  # noqa: N818
+        pass
+
+    def seen(program: programs.Program, drawn: list[Tensor], plan: object) -> None:
+        assert drawn[0].shape == (300, 64)
+        raise Seen(drawn[0].is_contiguous())
+
+    monkeypatch.setattr(programs.Program, "_step", seen)
+    turned = Sideways(**{field.name: getattr(DATA, field.name) for field in dataclasses.fields(DATA)})
+    with pytest.raises(Seen, match="True"):
+        list(dohyo.fit(model(0), turned, objective("iwae"), config(0, "captured")))
 
 
 def test_batches_of_one_s_own_train_alone() -> None:
@@ -414,24 +434,6 @@ def test_batches_of_one_s_own_train_alone() -> None:
     with pytest.raises(Unbatchable, match="Half makes batches of its own"):
         list(train_together(members, objective("iwae")))
     assert [record["step"] for _, record in train_together(members[:1], objective("iwae"))] == [2, 4]
-
-
-def test_batches() -> None:
-    batches = Batches(torch.arange(14).view(2, 7), 3)
-    assert [batch.tolist() for batch in batches] == [[[0, 1, 2], [7, 8, 9]], [[3, 4, 5], [10, 11, 12]], [[6], [13]]]
-    assert len(batches) == 3
-
-
-def test_the_order_is_drawn_on_one_thread_and_the_others_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, randperm = [], torch.randperm
-    monkeypatch.setattr(torch, "randperm", lambda *a, **k: seen.append(torch.get_num_threads()) or randperm(*a, **k))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        OnData(DATA).batches(config(0), Progress(), torch.Generator())
-        assert (seen, torch.get_num_threads()) == ([1], 2)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.slow

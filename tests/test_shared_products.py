@@ -14,9 +14,11 @@ from dohyo.training.captured import network
 from dohyo.training.replicas import Replicas
 from dohyo.training.shared_products import share_products
 
-USUAL = torch.randn(2, 30), torch.randn(2, 30), torch.randn(2, 30, 8), torch.randn(2, 8, 5), torch.randn(2, 5, 4)
-EQUAL = *torch.randn(2, 5, 5), *torch.randn(3, 5, 5, 5)  # sizes tell nothing
-CUBES = tuple(torch.randn(5, 5, 5, 5))
+NOISE = torch.Generator().manual_seed(0)
+SIZES = (2, 30), (2, 30), (2, 30, 8), (2, 8, 5), (2, 5, 4)
+USUAL = tuple(torch.randn(size, generator=NOISE) for size in SIZES)
+EQUAL = *torch.randn(2, 5, 5, generator=NOISE), *torch.randn(3, 5, 5, 5, generator=NOISE)  # sizes tell nothing
+CUBES = tuple(torch.randn(5, 5, 5, 5, generator=NOISE))
 Function = Callable[..., tuple[Tensor, ...]]
 
 

@@ -1,5 +1,6 @@
 """The loop in this process: records, schedule, checkpoints."""
 
+import dataclasses
 import json
 import math
 import pickle
@@ -14,8 +15,10 @@ from dohyo import IWAE, SUMO, LoopConfig, MultilevelRR, fit
 from dohyo.data import Dataset, load
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
+from dohyo.training.config import Progress
 from dohyo.training.log import read_records
 from dohyo.training.state import CHECKPOINT, load_checkpoint
+from dohyo.training.tasks import Batches, OnData
 
 
 def small(seed: int = 0) -> VAE:
@@ -206,3 +209,31 @@ def test_a_checkpoint_of_another_version_is_named(digits: Dataset, tmp_path: Pat
     torch.save(checkpoint, tmp_path / CHECKPOINT)
     with pytest.raises(ValueError, match="another version of dohyo"):
         load_checkpoint(tmp_path)
+
+
+def test_data_that_are_not_one_for_each_index(digits: Dataset) -> None:
+    class Twice(Dataset):
+        def train_batch(self, index: Tensor) -> Tensor:
+            return super().train_batch(index.repeat(2))
+
+    doubled = Twice(**{field.name: getattr(digits, field.name) for field in dataclasses.fields(digits)})
+    with pytest.raises(ValueError, match="OnData gave 200 data for 100 indices; it must give one for each"):
+        list(fit(small(), doubled, maximum_likelihood(IWAE(2)), LoopConfig(epochs=1, batch_size=100, device="cpu")))
+
+
+def test_batches() -> None:
+    batches = Batches(torch.arange(14).view(2, 7), 3)
+    assert [batch.tolist() for batch in batches] == [[[0, 1, 2], [7, 8, 9]], [[3, 4, 5], [10, 11, 12]], [[6], [13]]]
+    assert len(batches) == 3
+
+
+def test_the_order_is_drawn_on_one_thread_and_the_others_come_back(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, randperm = [], torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda *a, **k: seen.append(torch.get_num_threads()) or randperm(*a, **k))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        OnData(digits).batches(LoopConfig(), Progress(), torch.Generator())
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
