@@ -1,0 +1,60 @@
+"""Runs of a small VAE on the digits, alone and together, and whether two are the same."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dohyo
+from dohyo.data import load
+from dohyo.estimators import ESTIMATORS
+from dohyo.models import VAE
+from dohyo.objectives import MaximumLikelihood, maximum_likelihood
+from dohyo.training.loop import Member, train_together
+from dohyo.training.tasks import OnData
+
+CONFIG = dohyo.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
+DATA = load("digits")
+
+
+def config(seed: int, program: str = "plain", **changes: Any) -> dohyo.LoopConfig:
+    return dataclasses.replace(CONFIG, seed=seed, program=program, **changes)
+
+
+def model(seed: int, cls: type[nn.Module] = VAE) -> Any:
+    torch.manual_seed(seed)
+    made = cls(data=64, hidden=16, latent=4)  # type: ignore[call-arg]
+    made.start_from(DATA.train)  # type: ignore[operator]
+    return made
+
+
+def objective(name: str, encoder: str | None = None, **options: Any) -> MaximumLikelihood:
+    baseline = "running" if encoder == "variance" else "zero"
+    return maximum_likelihood(ESTIMATORS[name].at_cost(6), encoder, baseline=baseline, **options)
+
+
+def alone(seed: int, wanted: MaximumLikelihood, cls: type[nn.Module] = VAE, **changes: Any) -> tuple[list[dict[str, Any]], Any]:
+    made = model(seed, cls)
+    return list(dohyo.fit(made, DATA, wanted, config(seed, **changes))), made
+
+
+def together(
+    seeds: list[int], wanted: MaximumLikelihood, cls: type[nn.Module] = VAE, **changes: Any
+) -> tuple[list[list[dict[str, Any]]], list[Any]]:
+    models = [model(seed, cls) for seed in seeds]
+    members = [Member(made, OnData(DATA), config(seed, **changes)) for seed, made in zip(seeds, models, strict=True)]
+    records: list[list[dict[str, Any]]] = [[] for _ in seeds]
+    for place, record in train_together(members, wanted):
+        records[place].append(record)
+    return records, models
+
+
+def assert_same(one: tuple[list[dict[str, Any]], Any], other: tuple[list[dict[str, Any]], Any], tolerance: float = 1e-5) -> None:
+    for a, b in zip(one[0], other[0], strict=True):
+        assert a.keys() == b.keys()
+        for key in set(a) - {"seconds", "program"}:
+            assert a[key] == pytest.approx(b[key], rel=tolerance, abs=tolerance), key
+    for a, b in zip(one[1].state_dict().values(), other[1].state_dict().values(), strict=True):
+        assert torch.allclose(a.cpu(), b.cpu(), atol=20 * tolerance, rtol=0)
