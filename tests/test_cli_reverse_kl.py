@@ -17,7 +17,7 @@ from dohyo.cli import main
 from dohyo.experiments.reverse_kl import ReverseKLRun
 from dohyo.training.log import read_records
 from dohyo.training.state import load_checkpoint
-from real import command, finished, kill_until_done, same_run
+from real import command, finished, kill_until_done, same_run, torchrun
 
 FAST = ["--hidden", "20", "--latent", "2", "--check-draws", "100", "--check-terms", "50", "--test-draws", "100",
         "--test-terms", "50", "--check-every", "20", "--device", "cpu"]  # fmt: skip
@@ -382,7 +382,7 @@ def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
 
 def test_two_processes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One log, one checkpoint, other draws in each process; and resumed by as many."""
-    both = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dohyo", "reverse-kl"]
+    both = torchrun("-m", "dohyo", "reverse-kl")
     options = [*SUMO_RUN, "--steps", "60", "--learning-rate", "0.005", "--check-draws", "101"]
     done = run(*options, "--out", "two", folder=here, of=both)
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,7 @@ def test_two_processes(tmp_path: Path) -> None:
     done = run("-m", "dohyo", "train", *options, "--out", "two", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("test NLL") == 1
+    assert "distributed" not in done.stderr  # Lightning's greetings
     alone = subprocess.run(
         [sys.executable, "-m", "dohyo", "train", *options, "--out", "one", "--json"],
         cwd=tmp_path, capture_output=True, text=True, check=True, env=environment(),

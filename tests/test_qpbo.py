@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from dohyo.training.config import Progress
 from dohyo.training.log import read_records
 from dohyo.training.processes import launch
 from dohyo.training.state import load_checkpoint
-from real import command, environment, finished, kill_until_done, same_run
+from real import command, finished, kill_until_done, same_run, torchrun
 
 from problems import all_bits
 
@@ -364,11 +363,7 @@ def test_a_file_that_was_changed_is_no_longer_the_problem(tmp_path: Path, capsys
 def test_two_processes(tmp_path: Path) -> None:
     """Uneven parts of the batch; the best of both processes counts."""
     options = ["--variables", "20", "--entropy", "0.1", "--check-every", "5", *SMALL, "--batch-size", "21", "--restarts", "2"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dohyo", "qpbo"]
-    done = subprocess.run(
-        [*torchrun, *options, "--steps", "10", "--out", "two"],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240, env=environment(),
-    )  # fmt: skip
+    done = finished(torchrun("-m", "dohyo", "qpbo", *options, "--steps", "10", "--out", "two"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("best reward") == 1
     found = result(tmp_path / "two")

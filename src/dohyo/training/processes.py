@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def launch(device: str = "auto") -> Fabric:
         raise ValueError("device is cuda, but torch sees no CUDA GPU; use --device cpu")
     if device == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device is mps, but torch sees no Apple GPU; use --device cpu")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet("lightning_fabric"):  # else it tells users to set what `programs` sets
         warnings.simplefilter("ignore")  # advice on strategies that are not used here
         fabric = Fabric(
             accelerator=device,
@@ -36,6 +37,18 @@ def launch(device: str = "auto") -> Fabric:
     if fabric.world_size > 1:
         atexit.register(_part)  # gloo's threads abort a process that ends before them
     return fabric
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """A library's logger says nothing below a warning."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _part() -> None:
