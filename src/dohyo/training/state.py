@@ -27,7 +27,8 @@ class State:
 
     Noise comes from torch's global generator, which each process seeds for itself, or, the same numbers, from `noise` if that
     is there; `order` shuffles the data, the same on every process; `depth` draws K, the same on every process for a batch K
-    and not otherwise. `best` are the parameters that the run would leave if it ended now.
+    and not otherwise. `best` are the parameters that the run would leave if it ended now. `rate` is the learning rate now, which
+    an optimiser may hold in single precision on a GPU.
     """
 
     model: nn.Module
@@ -35,6 +36,7 @@ class State:
     order: torch.Generator
     depth: torch.Generator
     best: dict[str, Any]
+    rate: float
     noise: torch.Generator | None = None
     progress: Progress = field(default_factory=Progress)
 
@@ -56,15 +58,12 @@ class State:
             order=torch.Generator().manual_seed(config.seed + 2_000_003),
             depth=torch.Generator().manual_seed(k_seed + (0 if shared_k else 7_000_003 * rank) + 1),
             best=_copied(model.state_dict()),
+            rate=config.learning_rate,
             noise=noise,
         )
 
-    @property
-    def rate(self) -> float:
-        """The learning rate now."""
-        return float(self.optimiser.param_groups[0]["lr"])
-
     def set_rate(self, rate: float) -> None:
+        self.rate = rate
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
