@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dohyo
 from dohyo.data import load
@@ -17,6 +17,48 @@ from dohyo.training.tasks import OnData
 
 CONFIG = dohyo.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
 DATA = load("digits")
+
+
+class PlainBind(nn.Module):
+    """Its `bind` knows no options."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__()
+        self.vae = VAE(**sizes)
+
+    def start_from(self, train: Tensor) -> None:
+        self.vae.start_from(train)
+
+    def encoder_parameters(self) -> Any:
+        return self.vae.encoder_parameters()
+
+    def decoder_parameters(self) -> Any:
+        return self.vae.decoder_parameters()
+
+    def bind(self, x: Tensor) -> Any:
+        return self.vae.bind(x)
+
+    def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+        return self.vae.log_weights(x, rows)
+
+
+class Handmade(nn.Module):
+    """log_weights alone, noise by hand, and in evaluation mode when it arrives."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(64, 8), nn.Linear(4, 64)
+        self.eval()
+
+    def start_from(self, train: Tensor) -> None:
+        pass
+
+    def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+        mean, log_scale = (self.encoder(x) * (0.2 if self.training else 0.1))[rows].chunk(2, -1)
+        noise = torch.randn_like(mean)
+        z = mean + log_scale.exp() * noise
+        log_q = (-0.5 * noise.square() - log_scale).sum(-1)
+        return torch.distributions.Bernoulli(logits=self.decoder(z), validate_args=False).log_prob(x[rows]).sum(-1) - log_q
 
 
 def config(seed: int, program: str = "plain", **changes: Any) -> dohyo.LoopConfig:

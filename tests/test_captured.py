@@ -18,17 +18,17 @@ from dohyo.training.captured import traced
 from dohyo.training.loop import Member, train_together
 from dohyo.training.replicas import Replicas, Unbatchable, check_batchable
 from dohyo.training.tasks import OnData
-from teams import DATA, alone, assert_same, config, model, objective, together
+from teams import DATA, Handmade, PlainBind, alone, assert_same, config, model, objective, together
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own code
 @pytest.mark.parametrize("cls", [VAE, TwoLayerVAE])
-def test_one_program_for_every_number_of_log_weights(cls: type[nn.Module]) -> None:
+def test_one_program_for_every_number_of_log_weights(cls: type[nn.Module], capfd: pytest.CaptureFixture[str]) -> None:
     """Or none, where the model fixes it, as torch.cat does mapped over replicas: these then go together uncompiled."""
     models, x = [model(seed, cls) for seed in range(2)], DATA.valid[:2]
-    check_batchable(models, x, torch.tensor([0, 0, 1, 1]), {}, traced)
+    check_batchable(models, x, torch.tensor([0, 0, 1, 1]), "same", traced)
     if cls is VAE:
         counters.clear()
         replicas = Replicas(models, [torch.Generator() for _ in models], traced, varying=True)
@@ -36,10 +36,25 @@ def test_one_program_for_every_number_of_log_weights(cls: type[nn.Module]) -> No
             replicas.bind(torch.cat([x, x]))(torch.arange(4).repeat_interleave(n))
         assert counters["stats"]["unique_graphs"] == 1
         return
-    with pytest.raises(Unbatchable, match="cannot be mapped"):
+    with pytest.raises(Unbatchable, match=r"cannot be captured .*; use --program plain"):
         together([0, 1], objective("sumo"), cls, program="captured")
+    assert "guard" not in capfd.readouterr().err  # of which the compiler tells at length
     records, _ = together([0, 1], objective("sumo"), cls, program="auto", epochs=1)
     assert records[0][0]["program"] == "plain"
+
+
+@pytest.mark.parametrize(("cls", "encoder"), [(PlainBind, "iwae"), (PlainBind, "variance"), (Handmade, "same")])
+def test_models_that_know_little_can_be_traced(cls: type[nn.Module], encoder: str) -> None:
+    """No option of `bind` that the objective does not need, noise by hand; tried as training then calls them."""
+    check_batchable([model(0, cls)], DATA.valid[:2], torch.tensor([0, 0, 1, 1]), encoder, traced, varying=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cls", "encoder"), [(PlainBind, "iwae"), (Handmade, "same")])
+def test_models_that_know_little_captured_on_a_cpu(cls: type[nn.Module], encoder: str) -> None:
+    wanted = objective("iwae", encoder)
+    records, models = together([3], wanted, cls, program="captured")
+    assert_same((records[0], models[0]), alone(3, wanted, cls))
 
 
 def test_a_captured_step_that_fails_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +156,25 @@ def test_two_stochastic_layers_captured(device: str) -> None:
     records, models = together([3, 4], wanted, TwoLayerVAE, program="captured", **options)
     for place, seed in enumerate((3, 4)):
         assert_same((records[place], models[place]), alone(seed, wanted, TwoLayerVAE, **options), tolerance=1e-4)
+
+
+@pytest.mark.slow
+@needs_gpu
+def test_recorded_steps_never_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, take = [], graphs.Graphs.__call__
+
+    def watched(self: graphs.Graphs, index: Tensor, n: int) -> None:
+        recorded = (index.shape[1], n) in self.recorded
+        torch.cuda.set_sync_debug_mode("error" if recorded else "default")
+        try:
+            take(self, index, n)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        taken.append(recorded)
+
+    monkeypatch.setattr(graphs.Graphs, "__call__", watched)
+    together([3, 4], objective("sumo"), program="captured", device="cuda", batch_size=50, epochs=3)
+    assert sum(taken) > len(taken) / 2
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from dohyo.training.loop import Member, train_together
 from dohyo.training.replicas import DrawnBy, Replicas, Unbatchable, check_batchable
 from dohyo.training.state import load_checkpoint
 from dohyo.training.tasks import OnData
-from teams import DATA, alone, assert_same, config, model, objective, together
+from teams import DATA, Handmade, alone, assert_same, config, model, objective, together
 
 
 @pytest.mark.parametrize(
@@ -64,25 +64,6 @@ class Tied(VAE):
     def __init__(self, **sizes: int) -> None:
         super().__init__(data=64, hidden=4, latent=4)
         self.decoder[2].weight = self.decoder[0].weight
-
-
-class Handmade(nn.Module):
-    """log_weights alone, noise by hand, and in evaluation mode when it arrives."""
-
-    def __init__(self, **sizes: int) -> None:
-        super().__init__()
-        self.encoder, self.decoder = nn.Linear(64, 8), nn.Linear(4, 64)
-        self.eval()
-
-    def start_from(self, train: Tensor) -> None:
-        pass
-
-    def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
-        mean, log_scale = (self.encoder(x) * (0.2 if self.training else 0.1))[rows].chunk(2, -1)
-        noise = torch.randn_like(mean)
-        z = mean + log_scale.exp() * noise
-        log_q = (-0.5 * noise.square() - log_scale).sum(-1)
-        return torch.distributions.Bernoulli(logits=self.decoder(z), validate_args=False).log_prob(x[rows]).sum(-1) - log_q
 
 
 @pytest.mark.parametrize("cls", [Frozen, Tied])
@@ -246,12 +227,13 @@ class Branching(VAE):
 
 
 @pytest.mark.parametrize(
-    ("cls", "why"), [(InPlace, "cannot|other"), (Counting, "buffers"), (Shared, "two places"), (Branching, "cannot be mapped")]
+    ("cls", "why"),
+    [(InPlace, "cannot|other"), (Counting, "buffers"), (Shared, "two places"), (Branching, "cannot be (mapped|captured)")],
 )
 def test_models_that_cannot_be_mapped(cls: type[nn.Module], why: str) -> None:
     models = [model(seed, cls) for seed in range(2)]
     with pytest.raises(Unbatchable, match=why):
-        check_batchable(models, DATA.valid[:2], torch.tensor([0, 0, 1, 1]), {})
+        check_batchable(models, DATA.valid[:2], torch.tensor([0, 0, 1, 1]), "same")
     with pytest.raises(Unbatchable, match=why):
         list(train_together([Member(m, OnData(DATA), config(seed)) for seed, m in enumerate(models)], objective("sumo")))
     list(dohyo.fit(models[0], DATA, objective("iwae"), config(0, "auto", epochs=1)))  # alone it trains as ever
@@ -266,6 +248,13 @@ def test_a_parameter_that_is_listed_twice() -> None:
 
     with pytest.raises(ValueError, match="twice"):
         alone(0, objective("iwae"), Twice)
+
+    class Both(VAE):
+        def decoder_parameters(self) -> Any:
+            return [*super().decoder_parameters(), self.encoder[0].weight]
+
+    with pytest.raises(ValueError, match="Both lists a parameter in both"):
+        alone(0, objective("iwae"), Both)
 
 
 def test_a_k_for_each_datum_cannot_be_batched() -> None:

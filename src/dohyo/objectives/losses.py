@@ -178,13 +178,17 @@ def of_each(baseline: float | Tensor, x: Tensor, encoder: str) -> list[Tensor]:
     return [whole.double().expand(len(x))]
 
 
+def bind_options(encoder: str) -> dict[str, bool]:
+    """What the encoder's loss asks of a model's `bind`: nothing that a model need not know, unless it must."""
+    return {"detach_posterior": True} if encoder == "dreg" else {}
+
+
 def source_of(model: Any, x: Tensor, encoder: str) -> Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]:
     """rows -> log-weights, as the encoder's loss wants them; apart for theta and phi where the model can and that is wanted."""
+    options = bind_options(encoder)
     if hasattr(model, "bind_apart") and encoder != "same":
-        return model.bind_apart(x, detach_posterior=encoder == "dreg")  # type: ignore[no-any-return]
-    if encoder == "dreg":
-        return model.bind(x, detach_posterior=True)  # type: ignore[no-any-return]
-    return model.bind(x) if hasattr(model, "bind") else lambda wanted: model.log_weights(x, wanted)
+        return model.bind_apart(x, **options)  # type: ignore[no-any-return]
+    return model.bind(x, **options) if options or hasattr(model, "bind") else lambda wanted: model.log_weights(x, wanted)
 
 
 def sleep_loss(model: Any, z: Tensor, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ The network runs on exactly as many rows as the plain program's; the arithmetic 
 of two and compiled once for each. Whatever is made once and read by every step is kept, for `graphs`.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,20 +15,31 @@ from torch.optim.adam import adam
 
 from dohyo.packing import even, moved, through_tables
 from dohyo.training.flat import flattened
-from dohyo.training.products import Products
 from dohyo.training.step import Finish, Kept, Team
 
 _OPTIONS = {"combo_kernels": True}  # what does not depend on each other is one launch on a GPU
 WIDEST = 256  # steps with more log-weights are rare and run as they are: each doubling takes longer to compile
 
 
+def _show_randn_like() -> None:
+    """Let `noise.Given` answer torch.randn_like also while a network is compiled: the compiler does not ask it by itself."""
+    with contextlib.suppress(ImportError):  # then models that use it are not captured
+        from torch._dynamo.variables.torch import get_overridable_functions
+
+        get_overridable_functions().add(torch.randn_like)
+
+
 def network(function: Callable[..., Any]) -> Callable[..., Any]:
     """A network compiled, gradients and all."""
+    from dohyo.training.products import Products  # brings the compiler with it, a second that only those who compile should wait
+
+    _show_randn_like()
     return torch.compile(function, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": Products()})
 
 
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:
     """A network gone through the compiler's front only: whether that can be is soon known."""
+    _show_randn_like()
     return torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
 
 

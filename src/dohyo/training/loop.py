@@ -17,7 +17,7 @@ from dohyo.objectives.maximum_likelihood import check_model
 from dohyo.training.config import LoopConfig
 from dohyo.training.log import RunLog
 from dohyo.training.processes import launch, sum_over_processes
-from dohyo.training.programs import Program, choose
+from dohyo.training.programs import Choice, Program, choose
 from dohyo.training.state import CHECKPOINT, State, identity
 from dohyo.training.tasks import Data, Objective, OnData, Record, Task
 
@@ -71,19 +71,32 @@ class Member:
     folder: Path | None = None
 
 
+class Diverged(ValueError):  # noqa: N818
+    """Runs whose numbers are no longer numbers; `places` are theirs among the members."""
+
+    def __init__(self, message: str, places: Sequence[int]) -> None:
+        super().__init__(message)
+        self.places = places
+
+
+def choose_for(members: Sequence[Member], objective: Objective, fabric: Fabric) -> Choice:
+    """How `train_together` will train these, or its ValueError."""
+    _check_alike([member.config for member in members])
+    for member in members:
+        member.task.begin(fabric, member.config)
+    return choose([member.model for member in members], members[0].task, objective, members[0].config, fabric)
+
+
 def train_together(members: Sequence[Member], objective: Objective, fabric: Fabric | None = None) -> Iterator[tuple[int, Record]]:
     """`train` for several runs in one program; yields a member's place and its record after each of its epochs.
 
     The members' configs differ in nothing but the seed and the epochs. Each run is the one that it would be alone with the same
     `k_seed`, to rounding, and its folder and checkpoint are those of a run alone. Members that are behind, because a kill came
-    between two checkpoints, catch up first. One that diverges is left where it was, and said when the others are done. A
-    ValueError (`Unbatchable`) says why these models cannot be trained together.
+    between two checkpoints, catch up first. One that diverges is left where it was, and said when the others are done: a
+    `Diverged`. Another ValueError (`Unbatchable`) says why these models cannot be trained together.
     """
-    _check_alike([member.config for member in members])
     fabric = fabric or launch(members[0].config.device)
-    for member in members:
-        member.task.begin(fabric, member.config)
-    choice = choose([member.model for member in members], members[0].task, objective, members[0].config, fabric)
+    choice = choose_for(members, objective, fabric)
     runs: list[_Run] = []
     saved, program = time.monotonic(), None
     try:
@@ -102,8 +115,11 @@ def train_together(members: Sequence[Member], objective: Objective, fabric: Fabr
             records = train_epoch(program, [run.member for run in team], objective, fabric)
             trained = time.monotonic()
             for run, record in zip(team, records, strict=True):
-                run.after_epoch({**record, "program": choice.name}, fabric, started, trained)
+                run.check({**record, "program": choice.name}, fabric)
+            checked = time.monotonic()
             healthy = [run for run in team if run.failure is None]
+            for run in healthy:  # time passes for all of them alike
+                run.after_epoch(fabric, trained - started, checked - started)
             due = fabric.broadcast(any(run.due(saved) for run in healthy))  # the first process's clock decides for all
             if due:
                 for run in healthy:
@@ -113,9 +129,8 @@ def train_together(members: Sequence[Member], objective: Objective, fabric: Fabr
                 yield runs.index(run), run.record
         for run in runs:
             run.member.model.load_state_dict(run.state.best)
-        for run in runs:
-            if run.failure is not None:
-                raise run.failure
+        if failed := {place: run.failure for place, run in enumerate(runs) if run.failure is not None}:
+            raise Diverged("; ".join(failed.values()), list(failed))
     finally:
         for run in runs:
             run.close()
@@ -128,7 +143,7 @@ class _Run:
         self.member, config, folder = member, member.config, member.folder
         self.state = State.start(member.model, config, fabric, objective.shared, own_noise)
         self.record: Record = {}
-        self.failure: ValueError | None = None
+        self.failure: str | None = None
         self.log: RunLog | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -136,17 +151,20 @@ class _Run:
             self.log = RunLog(folder, self.state.progress.epoch) if fabric.is_global_zero else None
         self.over: bool = config.over(self.state.progress)
 
-    def after_epoch(self, record: Record, fabric: Fabric, started: float, trained: float) -> None:
-        config, progress = self.member.config, self.state.progress
+    def check(self, record: Record, fabric: Fabric) -> None:
+        """Look at the epoch, of which the steps told this."""
         self.failure = _failure(record, self.state, self.member.folder)
         if self.failure is not None:
             self.over = True
-            return
-        progress.step_seconds += trained - started
-        record |= self.member.task.check(self.state.model, record, config, fabric)
+        else:
+            self.record = record | self.member.task.check(self.state.model, record, self.member.config, fabric)
+
+    def after_epoch(self, fabric: Fabric, step_seconds: float, seconds: float) -> None:
+        config, progress, record = self.member.config, self.state.progress, self.record
+        progress.step_seconds += step_seconds
         self.state.after_epoch(record.pop("score", None), config)
         progress.stopped = record.pop("stop", False)
-        progress.seconds += time.monotonic() - started
+        progress.seconds += seconds
         self.record = {"epoch": progress.epoch, "step": progress.step, **record, "seconds": progress.seconds}
         if self.log is not None:
             self.log.append(self.record)
@@ -188,12 +206,12 @@ def train_epoch(program: Program, members: Sequence[Member], objective: Objectiv
     return records
 
 
-def _failure(record: Record, state: State, folder: Path | None) -> ValueError | None:
+def _failure(record: Record, state: State, folder: Path | None) -> str | None:
     """What to say of a run whose numbers are no longer numbers."""
     wrong = [name for name, value in record.items() if isinstance(value, float) and math.isnan(value)]
     if not wrong:
         return None
-    return ValueError(
+    return (
         f"training diverged in epoch {state.progress.epoch + 1} (up to step {state.progress.step}): {wrong[0]} is NaN; a "
         f"checkpoint of an earlier epoch, if there is one, is kept{'' if folder is None else f' in {folder}'} "
         "(try a lower learning rate or clip norm)"
@@ -207,5 +225,5 @@ def _check_alike(configs: Sequence[Any]) -> None:
         for key, value in identity(config).items():
             if key != "seed" and value != first[key]:
                 raise ValueError(f"{key} is {value} and {first[key]}; runs that are trained together differ in seed alone")
-        if config.k_seed is None:
+        if getattr(config, "k_seed", 0) is None:
             raise ValueError("runs that are trained together have one k_seed; set it, to the seed of the first, say")

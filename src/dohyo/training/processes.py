@@ -25,7 +25,7 @@ def launch(device: str = "auto") -> Fabric:
         raise ValueError("device is cuda, but torch sees no CUDA GPU; use --device cpu")
     if device == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device is mps, but torch sees no Apple GPU; use --device cpu")
-    with warnings.catch_warnings(), _quiet("lightning_fabric"):  # else it tells users to set what `programs` sets
+    with warnings.catch_warnings(), quiet("lightning_fabric", logging.WARNING):  # else it tells users to set what `programs` sets
         warnings.simplefilter("ignore")  # advice on strategies that are not used here
         fabric = Fabric(
             accelerator=device,
@@ -40,15 +40,15 @@ def launch(device: str = "auto") -> Fabric:
 
 
 @contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """A library's logger says nothing below a warning."""
+def quiet(name: str, level: int) -> Iterator[None]:
+    """A library's logger says nothing below a level."""
     log = logging.getLogger(name)
-    level = log.level
-    log.setLevel(logging.WARNING)
+    before = log.level
+    log.setLevel(level)
     try:
         yield
     finally:
-        log.setLevel(level)
+        log.setLevel(before)
 
 
 def _part() -> None:

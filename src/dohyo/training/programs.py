@@ -1,6 +1,7 @@
 """Which program takes the steps: the plain one, replicas in one, compiled, recorded."""
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -13,12 +14,13 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.objectives import MaximumLikelihood
+from dohyo.objectives.losses import bind_options
 from dohyo.packing import Plan
 from dohyo.training.captured import CompiledFinish, CompiledTables, network, traced
 from dohyo.training.config import LoopConfig
 from dohyo.training.graphs import Graphs
 from dohyo.training.noise import DrawnBy
-from dohyo.training.processes import one_thread
+from dohyo.training.processes import one_thread, quiet
 from dohyo.training.replicas import Replicas, Unbatchable, check_batchable
 from dohyo.training.state import State
 from dohyo.training.step import Finish, Team, train_step
@@ -61,8 +63,10 @@ def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, c
     try:
         _check(models, task, objective, config, fabric, captured)
     except Unbatchable as error:
-        if not captured or wanted == "captured":
+        if not captured:
             raise
+        if wanted == "captured":
+            raise Unbatchable(f"{error}; use --program plain") from error
         choice = dataclasses.replace(choice, reason=str(error))
         if len(models) == 1:
             return choice
@@ -91,14 +95,10 @@ def _check(
         if not torch.equal(x, again):
             raise Unbatchable("the training data draw random numbers by other ways than torch's generator of their device")
         rows = torch.tensor([0, 0, 1, 1], device=device)
-        with torch._dynamo.config.patch(recompile_limit=1000):
+        # Of what does not compile the compiler would tell at length, where one line says why.
+        with torch._dynamo.config.patch(recompile_limit=1000), quiet("torch._guards", logging.CRITICAL):
             compiler, varying = traced if captured else None, objective.estimator.depth_law.cap > 0
-            check_batchable([model.to(device) for model in models], x, rows, _options(objective), compiler, varying)
-
-
-def _options(objective: Any) -> dict[str, bool]:
-    """What the objective asks of a model's `bind`."""
-    return {"detach_posterior": True} if objective.encoder == "dreg" else {}
+            check_batchable([model.to(device) for model in models], x, rows, objective.encoder, compiler, varying)
 
 
 class Program:
@@ -171,7 +171,7 @@ class Program:
     def _draw(self, index: Tensor, plan: Plan) -> list[Tensor]:
         """All that a step draws, in the order in which each run draws it alone: its data, and then its noise."""
         x = self.team.batch(index).contiguous()  # as a recorded step reads it: other strides would be compiled anew
-        return [x, *self.team.model.draw(x, plan.rows, _options(self.choice.objective))]
+        return [x, *self.team.model.draw(x, plan.rows, bind_options(self.choice.objective.encoder))]
 
     def _step(self, drawn: Sequence[Tensor], plan: Plan) -> None:
         x, *self.team.model.drawn = drawn

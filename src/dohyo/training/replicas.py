@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from dohyo.objectives.losses import bind_options, source_of
 from dohyo.training.flat import flattened
 from dohyo.training.noise import Asked, DrawnBy, Given
 
@@ -175,6 +176,11 @@ def parameters_of(model: Any) -> tuple[list[Tensor], list[Tensor]]:
     found = [p for p in theta if p.requires_grad], [p for p in phi if p.requires_grad]
     if any(len({id(p) for p in own}) < len(own) for own in found):
         raise ValueError(f"{type(model).__name__} lists a parameter twice in decoder_parameters() or encoder_parameters()")
+    if {id(p) for p in found[0]} & {id(p) for p in found[1]}:
+        raise ValueError(
+            f"{type(model).__name__} lists a parameter in both decoder_parameters() and encoder_parameters(), which follow two "
+            "losses; list it in one"
+        )
     return found
 
 
@@ -182,7 +188,7 @@ def check_batchable(
     models: Sequence[nn.Module],
     x: Tensor,
     rows: Tensor,
-    options: Options,
+    encoder: str,
     compiler: Callable[[Any], Any] | None = None,
     varying: bool = False,
 ) -> None:
@@ -191,11 +197,12 @@ def check_batchable(
     Tried on real data: each model must give the log-weights that it gives alone, whatever its code does with noise.
 
     Args:
-        options: What the objective asks of `bind`.
+        encoder: What phi follows, which decides what is asked of a model.
         compiler: For the trial; None where nothing is to be compiled.
         varying: Whether one program must do for every number of log-weights.
     """
     name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
+    options = bind_options(encoder)
     before = [value.clone() for model in copies for value in model.buffers()]
     generators = [torch.Generator(x.device).manual_seed(seed) for seed, _ in enumerate(models)]
     try:
@@ -216,13 +223,14 @@ def check_batchable(
         if len({p.dtype for p in copies[0].parameters()}) > 1:
             raise Unbatchable(f"{name} has parameters of several types")
         replicas = Replicas(copies, generators, compiler, varying)
-        source = replicas.bind(x.repeat(len(copies), *(1,) * (x.ndim - 1)), **options)
-        together = source(rows.repeat(len(copies)))
-        together.sum().backward()
+        source = source_of(replicas, x.repeat(len(copies), *(1,) * (x.ndim - 1)), encoder)
+        found = source(rows.repeat(len(copies)))
+        together = found if isinstance(found, tuple) else (found,)
+        torch.stack(together).sum().backward()
     except Unbatchable:
         raise
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise Unbatchable(f"{name} cannot be mapped over replicas ({type(error).__name__}: {reason})") from error
-    if not torch.allclose(together.detach(), torch.cat(alone), rtol=1e-4, atol=1e-3):
+        reason, what = next(iter(str(error).splitlines()), ""), "mapped over replicas" if compiler is None else "captured"
+        raise Unbatchable(f"{name} cannot be {what} ({type(error).__name__}: {reason})") from error
+    if not all(torch.allclose(part.detach(), torch.cat(alone), rtol=1e-4, atol=1e-3) for part in together):
         raise Unbatchable(f"{name} gives other log-weights when it is mapped over replicas")
