@@ -1,5 +1,6 @@
 """`dohyo train`, `evaluate` and `sample` as a user runs them: real processes, killed and resumed."""
 
+import dataclasses
 import json
 import resource
 import signal
@@ -16,6 +17,7 @@ import yaml
 import dohyo
 from dohyo.cli import main
 from dohyo.experiments.density import DensityConfig, DensityRun
+from dohyo.training import programs
 from dohyo.training.log import read_records
 from dohyo.training.processes import launch
 from dohyo.training.state import load_checkpoint
@@ -304,14 +306,56 @@ def test_replicas_that_cannot_be_batched_run_in_sequence(runs: Path) -> None:
     options = (*SUMO, "--model", "branching:Branching", "--epochs", "1", "--replicas", "2")
     done = run("train", *options, "--out", "sequence", folder=runs)
     assert done.returncode == 0, done.stderr
-    assert "the replicas ran one after the other: Branching cannot be mapped over replicas" in done.stdout + done.stderr
+    assert "the replicas run one after the other: Branching cannot be mapped over replicas" in done.stdout + done.stderr
     together = run("train", *SUMO, "--epochs", "1", "--replicas", "2", "--out", "together", "--json", folder=runs)
     nlls = [[replica["test_nll"] for replica in found["replicas"]] for found in
             (json.loads(together.stdout), json.loads((runs / "sequence/result.json").read_text()))]  # fmt: skip
     assert nlls[0] == pytest.approx(nlls[1], abs=1e-4)  # the two models are the same, and so is every number
     refused = run("train", *options[:-2], "--program", "captured", "--out", "captured", folder=runs)
     assert refused.returncode == 2
-    assert "Branching cannot be mapped" in refused.stderr
+    assert "Branching cannot be captured" in refused.stderr
+    # gone on with when only one is left: still said, at once and in the result, and the time is that of both
+    (runs / "sequence/result.json").unlink()
+    (runs / "sequence/replica_1/result.json").unlink()
+    again = run("train", "--resume", "sequence", "--epochs", "2", folder=runs)
+    assert again.stdout.count("warning: the replicas run one after the other") == 2, again.stderr
+    result = json.loads((runs / "sequence/result.json").read_text())
+    assert result["seconds"] == pytest.approx(sum(replica["seconds"] for replica in result["replicas"]))
+
+
+def test_a_replica_that_diverges_leaves_the_results_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "doomed.py").write_text(
+        "import torch\n"
+        "from dohyo.models import VAE\n"
+        "class Doomed(VAE):\n"
+        "    def __init__(self, **sizes):\n"
+        "        super().__init__(**sizes)\n"
+        "        self.register_buffer('doom', torch.tensor(1e38 if torch.initial_seed() == 1 else 0.0))\n"
+        "        self.shift = torch.nn.Parameter(torch.zeros(()))\n"
+        "    def bind(self, x, **options):\n"
+        "        source = super().bind(x, **options)\n"
+        "        return lambda rows: source(rows) + self.shift + (self.doom * self.shift) ** 2\n"
+    )
+    options = (*SUMO, "--model", "doomed:Doomed", "--epochs", "2", "--replicas", "3")
+    for line in (["train", *options, "--out", "r"], ["train", "--resume", "r"]):
+        done = run(*line, folder=tmp_path)
+        assert done.returncode == 2
+        error = done.stderr.strip().splitlines()[-1]
+        assert "training diverged in epoch 1" in error
+        assert error.endswith("; the others are finished, in r/replica_0, r/replica_2")
+    for number in (0, 2):
+        assert json.loads((tmp_path / f"r/replica_{number}/result.json").read_text())["epochs"] == 2
+    assert not (tmp_path / "r/result.json").exists()
+
+
+def test_why_a_step_is_not_captured_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs.Choice, "name", "plain: it is too odd")
+    config, told = DensityConfig(hidden=4, latent=2, epochs=1, valid_terms=2, test_terms=2, device="cpu"), []
+    for replicas in (1, 2):
+        run = DensityRun(tmp_path / str(replicas), dataclasses.replace(config, replicas=replicas))
+        result = run.complete(launch("cpu"), lambda record: told.append(record["notices"]))
+        assert "the step is not captured: it is too odd" in result["warnings"]
+    assert told == 3 * [["the step is not captured: it is too odd"]]
 
 
 def test_max_terms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

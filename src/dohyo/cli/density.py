@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 
 import dohyo
 from dohyo.cli.parsing import Parser, console, estimator_from
-from dohyo.cli.runs import number, run_command, run_parser, say
+from dohyo.cli.runs import count, number, run_command, run_parser, say
 
 _TRAIN = """examples:
   dohyo train --data digits --estimator sumo --cost 15 --epochs 20 --seed 0 --out runs/a
@@ -96,7 +96,8 @@ def _note(record: dict[str, Any]) -> str:
 
 def _summary(result: dict[str, Any]) -> list[str]:
     nll, stderr = number(result["test_nll"]), number(result["test_nll_stderr"])
-    lines = [f"test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {result['epochs']:.4g} epochs, {result['seconds']:.0f} s"]
+    length = f"{count(result['epochs'])} epochs, {result['seconds']:.0f} s"
+    lines = [f"test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {length}"]
     if "replicas" in result:
         each = ", ".join(number(replica["test_nll"]) for replica in result["replicas"])
         lines[0] = f"mean of {len(result['replicas'])} replicas: {lines[0]}"

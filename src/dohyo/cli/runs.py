@@ -23,7 +23,7 @@ def run_parser(config_type: type, length: str, description: str, examples: str) 
     parser = Parser(description=description, epilog=examples)
     parser.add_class_arguments(config_type)
     parser.add_argument("--out", type=Path, help="a new folder for the run (required unless --resume)")
-    parser.add_argument("--resume", type=Path, help=f"a run's folder, to go on where it stopped; only --{length} may change")
+    parser.add_argument("--resume", type=Path, help=f"a run's folder, to go on where it stopped; --{length} N extends it")
     parser.add_json()
     parser.add_config()
     return parser
@@ -60,7 +60,7 @@ def run_command(
     if result is not None:
         early = result[length] < getattr(run.config, length)
         reason = "it ended by itself" if early else f"--{length} N extends it"
-        say(quiet, f"{run.folder}: already finished after {result[length]} {length}; {reason}")
+        say(quiet, f"{run.folder}: already finished after {count(result[length])} {length}; {reason}")
     else:
         if fabric.is_global_zero:
             run.write_config()  # its length may have changed
@@ -105,7 +105,7 @@ def _resumed_run(run_type: "type[Run[Any]]", folder: Path, explicit: dict[str, A
     run = run_type.open(folder)
     for key, value in explicit.items():
         if key not in (*run.free, "device") and value != getattr(run.config, key):
-            changes = " and ".join(f"--{key.replace('_', '-')}" for key in run.free)
+            changes = ", ".join(f"--{key.replace('_', '-')}" for key in (*run.free, "device"))
             raise ValueError(f"--{key} {value} differs from the run's {getattr(run.config, key)}; a resumed run keeps its config "
                              f"(only {changes} may change): start a new one with --out")  # fmt: skip
     run.config = dataclasses.replace(run.config, **{key: explicit[key] for key in run.free if key in explicit})
@@ -143,18 +143,21 @@ def _train_with_progress(
                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
     unit = run.length.removesuffix("s")
     with Progress(*columns, console=console(), disable=quiet) as progress:
-        done = load_checkpoint(run.folder)["numbers"][unit] if (run.folder / CHECKPOINT).exists() else 0
-        length, replicas = getattr(run.config, run.length), getattr(run.config, "replicas", 1)
-        training = progress.add_task(run.length, total=length * replicas, completed=done, note="")
+        folders = [replica.folder for replica in getattr(run, "replicas", [])] or [run.folder]
+        done = [load_checkpoint(folder)["numbers"][unit] if (folder / CHECKPOINT).exists() else 0 for folder in folders]
+        total = getattr(run.config, run.length) * len(folders)
+        training = progress.add_task(run.length, total=total, completed=sum(done), note="")
         testing = progress.add_task("test", total=None, note="", visible=False)
-
-        epochs: dict[int, int] = {}
+        said: set[str] = set()
 
         def on_epoch(record: dict[str, Any]) -> None:
             if interrupted:
                 raise KeyboardInterrupt
-            epochs[record.get("replica", 0)] = record[unit]
-            progress.update(training, completed=sum(epochs.values()), note=note(record))
+            done[record.get("replica", 0)] = record[unit]
+            progress.update(training, completed=sum(done), note=note(record))
+            for line in () if quiet else {*record.get("notices", ())} - said:
+                progress.console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
+                said.add(line)
 
         def on_test(done: int, total: int) -> None:
             progress.update(testing, completed=done, total=total, visible=True)
@@ -164,6 +167,11 @@ def _train_with_progress(
 
 def number(value: float | None, digits: int = 3) -> str:
     return "?" if value is None else f"{value:.{digits}f}"
+
+
+def count(value: float) -> str:
+    """A whole number as it is; a mean of such with one digit more."""
+    return f"{value:.1f}".removesuffix(".0")
 
 
 def say(quiet: bool, text: str) -> None:

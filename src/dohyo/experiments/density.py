@@ -23,7 +23,7 @@ from dohyo.objectives import MaximumLikelihood, maximum_likelihood
 from dohyo.objectives.maximum_likelihood import check_model
 from dohyo.training import LoopConfig
 from dohyo.training.log import read_records
-from dohyo.training.loop import Member, train_together
+from dohyo.training.loop import Diverged, Member, choose_for, train_together
 from dohyo.training.processes import gather
 from dohyo.training.replicas import Unbatchable
 from dohyo.training.state import load_checkpoint
@@ -123,12 +123,16 @@ class DensityRun(Run[DensityConfig]):
 
     @cached_property
     def data(self) -> Dataset:
-        return self.config.dataset() if self.of is None else self.of.data  # the same for all, once in memory
+        return self.config.dataset() if self.of is None else self.of.data
+
+    @cached_property
+    def task(self) -> OnData:
+        return OnData(self.data) if self.of is None else self.of.task  # of all replicas: the data are in memory once
 
     def make_parts(self) -> tuple[nn.Module, Task[Any], MaximumLikelihood]:
         model, objective = self.config.build_model(self.data), self.config.objective()
         check_model(model, objective)
-        return model, OnData(self.data), objective
+        return model, self.task, objective
 
     @cached_property
     def replicas(self) -> list["DensityRun"]:
@@ -159,35 +163,56 @@ class DensityRun(Run[DensityConfig]):
 
     def train(self, fabric: Fabric, on_epoch: OnEpoch = lambda record: None, on_test: OnTest = lambda *_: None) -> dict[str, Any]:
         if not self.replicas:
-            return super().train(fabric, on_epoch, on_test)
-        sequence = self._train_together(fabric, on_epoch)
+            return super().train(fabric, lambda record: on_epoch({**record, "notices": _uncaptured(record)}), on_test)
+        warnings, lost = [], {}
+        try:
+            self._train_together(fabric, on_epoch)
+        except Unbatchable as error:
+            warnings = [f"the replicas run one after the other: {error}"]
+        except Diverged as error:
+            lost = dict.fromkeys(error.places, str(error))
         results = []
         for number, replica in enumerate(self.replicas):
-            results.append(replica.complete(fabric, lambda record, n=number: on_epoch({**record, "replica": n}), on_test))  # type: ignore[misc]
+            if number in lost:
+                continue
+
+            def tell(record: dict[str, Any], number: int = number) -> None:
+                on_epoch({**record, "replica": number, "notices": [*warnings, *record["notices"]]})
+
+            try:
+                results.append(replica.complete(fabric, tell, on_test))
+            except Diverged as error:
+                lost[number] = str(error)
+        if lost:
+            done = [str(replica.folder) for number, replica in enumerate(self.replicas) if number not in lost]
+            others = f"; the others are finished, in {', '.join(done)}" if done else ""
+            raise ValueError("; ".join(dict.fromkeys(lost.values())) + others)
         result = plain(self._together(results))
-        if sequence:
-            result["warnings"] = [f"the replicas ran one after the other: {sequence}", *result["warnings"]]
+        result["warnings"] = [*warnings, *result["warnings"]]
+        result["seconds"] = (sum if warnings else max)(one["seconds"] for one in results)
         if fabric.is_global_zero:
             write_json(self.folder / RESULT, result)
         return dict(result)
 
-    def _train_together(self, fabric: Fabric, on_epoch: OnEpoch) -> str:
-        """Train the replicas in one program, as far as they are not yet; or say why they must run in sequence."""
-        pending = [(number, replica) for number, replica in enumerate(self.replicas) if not replica.finished]
-        if len(pending) < 2:
-            return ""
-        members = []
-        for _, replica in pending:
-            if fabric.is_global_zero:
-                replica.write_config()
+    def _train_together(self, fabric: Fabric, on_epoch: OnEpoch) -> None:
+        """Train the replicas in one program, as far as they are not yet."""
+        members, pending = [], []
+        for number, replica in enumerate(self.replicas):
             model, task, objective = replica.parts
             members.append(Member(model, task, replica.config, replica.folder))
+            if not replica.finished:
+                pending.append(number)
+        if len(pending) < 2:
+            choose_for(members, objective, fabric)  # only to know whether they can go together
+            return
+        if fabric.is_global_zero:
+            for number in pending:
+                self.replicas[number].write_config()
         try:
-            for place, record in train_together(members, objective, fabric):
-                on_epoch({**record, "replica": pending[place][0]})
-        except Unbatchable as error:
-            return str(error)
-        return ""
+            for place, record in train_together([members[number] for number in pending], objective, fabric):
+                on_epoch({**record, "replica": pending[place], "notices": _uncaptured(record)})
+        except Diverged as error:
+            raise Diverged(str(error), [pending[place] for place in error.places]) from error
 
     def _together(self, results: list[dict[str, Any]]) -> dict[str, Any]:
         """The mean of every number that differs between replicas, with the spread of the test NLL, and the replicas."""
@@ -211,6 +236,7 @@ class DensityRun(Run[DensityConfig]):
         if fabric.is_global_zero:
             self._draw(model.cpu())
         numbers = load_checkpoint(self.folder)["numbers"]
+        uncaptured = _uncaptured(records[-1]) if (records := read_records(self.folder)) else []
         estimator = config.objective().estimator
         return {
             "test_nll": -test.mean,
@@ -224,7 +250,7 @@ class DensityRun(Run[DensityConfig]):
             "data": config.data,
             "model": config.model,
             "best_epoch": numbers["best_epoch"],
-            "warnings": list(test.warnings),
+            "warnings": [*uncaptured, *test.warnings],
         }
 
     def _draw(self, model: Any) -> None:
@@ -259,6 +285,12 @@ def evaluate_shared_out(fabric: Fabric, model: Any, data: Tensor, estimator: Est
     known = [n for n in noise if n is not None]
     together = math.hypot(*known) / len(data) if len(known) == len(parts) else None
     return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
+
+
+def _uncaptured(record: dict[str, Any]) -> list[str]:
+    """What to tell of a record's program, if a faster one was to be tried."""
+    _, _, reason = record.get("program", "").partition("plain: ")
+    return [f"the step is not captured: {reason}"] if reason else []
 
 
 def _auto(value: float | str | None, otherwise: float, name: str) -> float | None:

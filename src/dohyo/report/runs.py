@@ -56,7 +56,7 @@ def _entry(folder: Path, kind: Kind) -> Entry:
     config, result = kind.config, kind.result
     name = folder.resolve().name
     compared = kind.compared()
-    seconds = duration(_seconds(result))
+    seconds = duration(result.get("seconds"))
     replicas = result.get("replicas", [])
     more: list[tuple[str, list[Grid], list[Figure]]] = []
     for i, part in enumerate(_parts(folder, config)[1:]):
@@ -112,12 +112,6 @@ def _unfinished(folder: Path, kind: Kind) -> str:
     done, total = sum(record[kind.length.removesuffix("s")] for record in records), kind.config[kind.length]
     total *= max(1, len(parts) - 1)
     return f"Not finished: {done} of {total} {kind.length} are done. dohyo {kind.command} --resume {folder} goes on."
-
-
-def _seconds(result: Values) -> float | None:
-    """Of all replicas together, where the result itself holds their mean."""
-    found = result.get("seconds")
-    return sum(one["seconds"] for one in result["replicas"]) if "replicas" in result else found
 
 
 def _pictures(folder: Path, kind: Kind) -> list[Figure]:
