@@ -25,7 +25,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own code
 @pytest.mark.parametrize("cls", [VAE, TwoLayerVAE])
-def test_one_program_for_every_number_of_log_weights(cls: type[nn.Module], capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_program_for_every_number_of_log_weights(cls: type[nn.Module]) -> None:
     """Or none, where the model fixes it, as torch.cat does mapped over replicas: these then go together uncompiled."""
     models, x = [model(seed, cls) for seed in range(2)], DATA.valid[:2]
     check_batchable(models, x, torch.tensor([0, 0, 1, 1]), "same", traced)
@@ -38,7 +38,6 @@ def test_one_program_for_every_number_of_log_weights(cls: type[nn.Module], capfd
         return
     with pytest.raises(Unbatchable, match=r"cannot be captured .*; use --program plain"):
         together([0, 1], objective("sumo"), cls, program="captured")
-    assert "guard" not in capfd.readouterr().err  # of which the compiler tells at length
     records, _ = together([0, 1], objective("sumo"), cls, program="auto", epochs=1)
     assert records[0][0]["program"] == "plain"
 

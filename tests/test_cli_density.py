@@ -314,13 +314,22 @@ def test_replicas_that_cannot_be_batched_run_in_sequence(runs: Path) -> None:
     refused = run("train", *options[:-2], "--program", "captured", "--out", "captured", folder=runs)
     assert refused.returncode == 2
     assert "Branching cannot be captured" in refused.stderr
-    # gone on with when only one is left: still said, at once and in the result, and the time is that of both
+    # gone on with when only one is left: still said; and with epochs to come, at once and in the end; the time is that of both
     (runs / "sequence/result.json").unlink()
     (runs / "sequence/replica_1/result.json").unlink()
-    again = run("train", "--resume", "sequence", "--epochs", "2", folder=runs)
-    assert again.stdout.count("warning: the replicas run one after the other") == 2, again.stderr
+    for count, epochs in ((1, "1"), (2, "2")):
+        again = run("train", "--resume", "sequence", "--epochs", epochs, folder=runs)
+        assert again.stdout.count("warning: the replicas run one after the other") == count, again.stderr
     result = json.loads((runs / "sequence/result.json").read_text())
     assert result["seconds"] == pytest.approx(sum(replica["seconds"] for replica in result["replicas"]))
+
+
+def test_what_cannot_be_captured_is_said_in_one_line(runs: Path) -> None:
+    refused = run("train", *SUMO, "--model", "vae2", "--program", "captured", "--epochs", "1", "--out", "vae2", folder=runs)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("dohyo: error: TwoLayerVAE cannot be captured")
+    assert refused.stderr.endswith("; use --program plain\n")
+    assert refused.stderr.count("\n") == 1
 
 
 def test_a_replica_that_diverges_leaves_the_results_of_the_others(tmp_path: Path) -> None:
