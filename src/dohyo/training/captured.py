@@ -23,7 +23,7 @@ WIDEST = 256  # steps with more log-weights are rare and run as they are: each d
 
 def _show_randn_like() -> None:
     """Let `noise.Given` answer torch.randn_like also while a network is compiled: the compiler does not ask it by itself."""
-    with contextlib.suppress(ImportError):  # then models that use it are not captured
+    with contextlib.suppress(ImportError, AttributeError):  # another torch: then models that use it are not captured
         from torch._dynamo.variables.torch import get_overridable_functions
 
         get_overridable_functions().add(torch.randn_like)
