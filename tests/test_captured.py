@@ -159,6 +159,7 @@ def test_two_stochastic_layers_captured(device: str) -> None:
 
 @pytest.mark.slow
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_recorded_steps_never_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, take = [], graphs.Graphs.__call__
 

@@ -348,6 +348,7 @@ def test_json_round_trip() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("estimator", UNCENTRED + CENTRED, ids=repr)
 def test_on_a_gpu_without_a_synchronisation(estimator: Estimator) -> None:
     log_w, counts = draw(estimator, 4)
