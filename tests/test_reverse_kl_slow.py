@@ -1,11 +1,13 @@
 """Reverse KL at full size: minutes each. Run by `make test-slow`."""
 
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from dohyo.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
+from dohyo.experiments.reverse_kl import RAW_DRAWS, ReverseKLConfig, ReverseKLRun
 from dohyo.training.processes import launch
 
 pytestmark = pytest.mark.slow
@@ -31,12 +33,21 @@ def test_plain_iwae_fails_on_the_funnel(tmp_path: Path) -> None:
 
 
 def test_eight_schools(tmp_path: Path) -> None:
-    """Non-centred, against quadrature: 0.1 posterior standard deviations by importance weights, 0.2 for raw draws."""
-    result = result_of(tmp_path / "run", target="eight-schools", estimator="multilevel-rr", cost=15)
+    """Non-centred, against quadrature: 0.1 posterior standard deviations by importance weights, 0.2 for raw draws.
+
+    One raw draw in a million has a tau of hundreds, and moves the standard deviation of 100,000 by a fifth or more: so the
+    median of several such samples counts, not the one in the result.
+    """
+    run = ReverseKLRun(tmp_path, ReverseKLConfig(device="cpu", target="eight-schools", estimator="multilevel-rr", cost=15))
+    result = run.train(launch("cpu"))
     assert result["khat"] < 0.7
     assert set(result["moments"]) == {"mu", "tau", *(f"theta{i}" for i in range(1, 9))}
+    model = run.trained()
+    torch.manual_seed(0)
+    raw = [run.target.quantities(model.sample(RAW_DRAWS).double()) for _ in range(21)]
     for name, found in result["moments"].items():
-        sd = found["exact_sd"]
-        for kind, most in (("", 0.1), ("raw_", 0.2)):
-            assert found[f"{kind}mean"] == pytest.approx(found["exact_mean"], abs=most * sd), name
-            assert found[f"{kind}sd"] == pytest.approx(sd, abs=most * sd), name
+        mean, sd = found["exact_mean"], found["exact_sd"]
+        assert found["mean"] == pytest.approx(mean, abs=0.1 * sd), name
+        assert found["sd"] == pytest.approx(sd, abs=0.1 * sd), name
+        assert statistics.median(float(sample[name].mean()) for sample in raw) == pytest.approx(mean, abs=0.2 * sd), name
+        assert statistics.median(float(sample[name].std()) for sample in raw) == pytest.approx(sd, abs=0.2 * sd), name
