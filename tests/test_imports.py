@@ -70,6 +70,11 @@ def test_import_loads_nothing_heavier_than_torch() -> None:
     assert not {"matplotlib", "rich", "jsonargparse", "yaml", "lightning", "scipy", "jinja2", "tensorboard"} & set(added)
 
 
+def test_plain_training_does_not_wait_for_the_compiler() -> None:
+    code = "import sys, dohyo.experiments.density; print('dohyo.training.products' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 def test_import_changes_no_global_state() -> None:
     code = (
         "import torch; torch.manual_seed(0); a = torch.random.get_rng_state(); d = torch.get_default_dtype(); "

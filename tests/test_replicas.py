@@ -26,6 +26,7 @@ from teams import DATA, Handmade, alone, assert_same, config, model, objective, 
 def test_replicas_are_the_runs_alone(name: str, encoder: str | None) -> None:
     wanted = objective(name, encoder)
     records, models = together([3, 4], wanted)
+    assert [record["seconds"] for record in records[0]] == [record["seconds"] for record in records[1]]
     for place, seed in enumerate((3, 4)):
         assert_same((records[place], models[place]), alone(seed, wanted))
 
