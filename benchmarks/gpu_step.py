@@ -24,16 +24,16 @@ from typing import Any
 import torch
 
 import dohyo
-from dohyo.data import Dataset
+from dohyo.lab.data import Dataset
+from dohyo.lab.training.config import LoopConfig
+from dohyo.lab.training.loop import Member, train_epoch
+from dohyo.lab.training.processes import launch
+from dohyo.lab.training.programs import Program, choose
+from dohyo.lab.training.replicas import parameters_of
+from dohyo.lab.training.state import State
+from dohyo.lab.training.tasks import Batches, OnData
 from dohyo.models import VAE
 from dohyo.objectives import maximum_likelihood
-from dohyo.training.config import LoopConfig
-from dohyo.training.loop import Member, train_epoch
-from dohyo.training.processes import launch
-from dohyo.training.programs import Program, choose
-from dohyo.training.replicas import parameters_of
-from dohyo.training.state import State
-from dohyo.training.tasks import Batches, OnData
 
 from benchmarks.weights import environment, save
 

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 import dohyo
-from dohyo.experiments.qpbo import Best, Optimise, QPBOConfig
-from dohyo.rewards import random_qpbo
-from dohyo.training.processes import launch
-from dohyo.training.state import State
-from dohyo.training.step import Finish, Team, train_step
+from dohyo.lab.experiments.qpbo import Best, Optimise, QPBOConfig
+from dohyo.lab.rewards import random_qpbo
+from dohyo.lab.training.processes import launch
+from dohyo.lab.training.state import State
+from dohyo.lab.training.step import Finish, Team, train_step
 
 from benchmarks.throughput import now, ratio
 from benchmarks.weights import environment, save

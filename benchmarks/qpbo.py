@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from dohyo.experiments.qpbo import QPBOConfig, QPBORun
-from dohyo.training.processes import launch
+from dohyo.lab.experiments.qpbo import QPBOConfig, QPBORun
+from dohyo.lab.training.processes import launch
 
 from benchmarks.weights import environment, save
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from dohyo.experiments.solvers import SOLVERS
-from dohyo.rewards import Quadratic, load, random_qpbo
+from dohyo.lab.experiments.solvers import SOLVERS
+from dohyo.lab.rewards import Quadratic, load, random_qpbo
 
 from benchmarks.weights import environment, save
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 import dohyo
-from dohyo.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
+from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
+from dohyo.lab.targets import Funnel
+from dohyo.lab.training.processes import launch
 from dohyo.objectives import reverse_kl
-from dohyo.targets import Funnel
-from dohyo.training.processes import launch
 
 from benchmarks.weights import environment, save
 

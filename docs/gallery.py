@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dohyo.report import find
-from dohyo.report.entries import STUDY, read_json
-from dohyo.report.markdown import conclusions, escaped, provenance, table
-from dohyo.report.studies import read_study
+from dohyo.lab.report import find
+from dohyo.lab.report.entries import STUDY, read_json
+from dohyo.lab.report.markdown import conclusions, escaped, provenance, table
+from dohyo.lab.report.studies import read_study
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"

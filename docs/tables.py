@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dohyo.files import replacing
-from dohyo.report.grids import Grid, grid
-from dohyo.report.markdown import filled, table
+from dohyo.lab.report.grids import Grid, grid
+from dohyo.lab.report.markdown import filled, table
 
 ROOT = Path(__file__).resolve().parents[1]
 

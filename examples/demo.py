@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dohyo
-from dohyo.experiments.density import DensityRun
+from dohyo.lab.experiments.density import DensityRun
 
 OUT = Path("demo")
 COMMON = "--data digits --cost 15 --epochs 150 --test-terms 1000 --seed 0"

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import dohyo
-from dohyo.plots.picture import write_picture
+from dohyo.lab.plots.picture import write_picture
 
 DATA, MINIBATCH, STEP, BURN_IN = 20, 10, 0.01, 200
 ESTIMATORS = (dohyo.MultilevelRR.at_cost(9), dohyo.IWAE(9), dohyo.ELBO(9))

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from dohyo.cli import main
+from dohyo.lab.cli import main
 
 SMALL = ["--hidden", "8", "--latent", "2", "--device", "cpu"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dohyo.training.log import read_records
-from dohyo.training.state import load_checkpoint
+from dohyo.lab.training.log import read_records
+from dohyo.lab.training.state import load_checkpoint
 
 
 def environment() -> dict[str, str]:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import dohyo
-from dohyo.data import load
 from dohyo.estimators import ESTIMATORS
+from dohyo.lab.data import load
+from dohyo.lab.training.loop import Member, train_together
+from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
-from dohyo.training.loop import Member, train_together
-from dohyo.training.tasks import OnData
 
 CONFIG = dohyo.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
 DATA = load("digits")

@@ -11,13 +11,13 @@ from torch._dynamo.utils import counters
 
 import dohyo
 from dohyo.estimators import ESTIMATORS
+from dohyo.lab.training import graphs, programs
+from dohyo.lab.training.captured import traced
+from dohyo.lab.training.loop import Member, train_together
+from dohyo.lab.training.replicas import Replicas, Unbatchable, check_batchable
+from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE, TwoLayerVAE
 from dohyo.objectives import maximum_likelihood
-from dohyo.training import graphs, programs
-from dohyo.training.captured import traced
-from dohyo.training.loop import Member, train_together
-from dohyo.training.replicas import Replicas, Unbatchable, check_batchable
-from dohyo.training.tasks import OnData
 from teams import DATA, Handmade, PlainBind, alone, assert_same, config, model, objective, together
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

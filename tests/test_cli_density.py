@@ -14,10 +14,10 @@ import torch
 import yaml
 
 import dohyo
-from dohyo.cli import main
-from dohyo.experiments.density import DensityRun
-from dohyo.training.log import read_records
-from dohyo.training.state import load_checkpoint
+from dohyo.lab.cli import main
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.training.log import read_records
+from dohyo.lab.training.state import load_checkpoint
 from real import command, finished, kill_until_done, same_run
 
 SMALL = ["--hidden", "16", "--latent", "4", "--test-terms", "50", "--valid-terms", "5", "--device", "cpu"]

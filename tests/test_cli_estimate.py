@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dohyo
-from dohyo.bank import estimate_bank, load_log_weights
-from dohyo.cli import main
+from dohyo.lab.bank import estimate_bank, load_log_weights
+from dohyo.lab.cli import main
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from dohyo.cli import main
-from dohyo.cli.runs import count
-from dohyo.experiments.density import DensityConfig, DensityRun
-from dohyo.training import programs
-from dohyo.training.processes import launch
+from dohyo.lab.cli import main
+from dohyo.lab.cli.runs import count
+from dohyo.lab.experiments.density import DensityConfig, DensityRun
+from dohyo.lab.training import programs
+from dohyo.lab.training.processes import launch
 from real import command, finished
 
 SMALL = ["--hidden", "16", "--latent", "4", "--test-terms", "50", "--valid-terms", "5", "--device", "cpu"]

@@ -13,10 +13,10 @@ import pytest
 import torch
 import yaml
 
-from dohyo.cli import main
-from dohyo.experiments.reverse_kl import ReverseKLRun
-from dohyo.training.log import read_records
-from dohyo.training.state import load_checkpoint
+from dohyo.lab.cli import main
+from dohyo.lab.experiments.reverse_kl import ReverseKLRun
+from dohyo.lab.training.log import read_records
+from dohyo.lab.training.state import load_checkpoint
 from real import command, finished, kill_until_done, same_run, torchrun
 
 FAST = ["--hidden", "20", "--latent", "2", "--check-draws", "100", "--check-terms", "50", "--test-draws", "100",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dohyo.plots.clipping import plot_clipping
-from dohyo.studies.clipping import NONE, Clipping
+from dohyo.lab.plots.clipping import plot_clipping
+from dohyo.lab.studies.clipping import NONE, Clipping
 from real import command, finished, picture
 
 NORMS = ["1", "20", "100", NONE]
@@ -105,7 +105,7 @@ def test_divergence_is_a_result_and_nothing_else_is(message: str, tmp_path: Path
     def fails(*_: Any) -> None:
         raise ValueError(message)
 
-    monkeypatch.setattr("dohyo.studies.clipping.train_replicas", fails)
+    monkeypatch.setattr("dohyo.lab.studies.clipping.train_replicas", fails)
     study = Clipping.at("smoke")
     options = study.cells()[f"norm_{NONE}"]
     if "diverged" in message:

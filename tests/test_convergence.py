@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dohyo.studies.convergence import Convergence
-from dohyo.studies.convergence_findings import Findings
-from dohyo.studies.differences import SERIES, coefficients, cross_moments, difference, second_moments, weights_needed
-from dohyo.studies.rates import Rate, cross_rate, rate
-from dohyo.studies.toy import Toy, toy_data
+from dohyo.lab.studies.convergence import Convergence
+from dohyo.lab.studies.convergence_findings import Findings
+from dohyo.lab.studies.differences import SERIES, coefficients, cross_moments, difference, second_moments, weights_needed
+from dohyo.lab.studies.rates import Rate, cross_rate, rate
+from dohyo.lab.studies.toy import Toy, toy_data
 from real import command, finished, picture
 
 from problems import FewPoints, LinearGaussian

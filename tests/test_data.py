@@ -20,10 +20,10 @@ import scipy.io
 import torch
 from torch import Tensor
 
-from dohyo.data import NAMES, Dataset, load
-from dohyo.data.mirrors import MIRRORS, download, find
-from dohyo.data.public import SHA256
-from dohyo.data.readers import read_amat, read_chardata, read_idx, read_mat
+from dohyo.lab.data import NAMES, Dataset, load
+from dohyo.lab.data.mirrors import MIRRORS, download, find
+from dohyo.lab.data.public import SHA256
+from dohyo.lab.data.readers import read_amat, read_chardata, read_idx, read_mat
 
 REAL = os.environ.get("DOHYO_DATA")
 real_files = pytest.mark.skipif(
@@ -539,7 +539,7 @@ def test_all_mirrors_fail(server: Server, cache: Path, monkeypatch: pytest.Monke
 
 
 def test_progress(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dohyo.data.mirrors._CHUNK", 10_000)
+    monkeypatch.setattr("dohyo.lab.data.mirrors._CHUNK", 10_000)
     size = len(server.bodies[TRAIN])
     for way, total in (("good", size), ("unsized", None)):
         steps: list[tuple[int, int | None]] = []

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
 from dohyo.divergence import Draws, divergence, draw, weighted_moments
+from dohyo.lab.targets import Custom, Funnel
 from dohyo.models import GaussianLVM
 from dohyo.models.latent import LatentVariableModel
-from dohyo.targets import Custom, Funnel
 
 
 class Linear(LatentVariableModel):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dohyo.studies.funnel import Funnel
-from dohyo.studies.funnel_findings import Findings
+from dohyo.lab.studies.funnel import Funnel
+from dohyo.lab.studies.funnel_findings import Findings
 from real import command, finished, picture
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dohyo.experiments.density import DensityConfig, DensityRun
-from dohyo.training.processes import launch
+from dohyo.lab.experiments.density import DensityConfig, DensityRun
+from dohyo.lab.training.processes import launch
 
 pytestmark = [
     pytest.mark.slow,

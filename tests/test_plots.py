@@ -11,7 +11,7 @@ import matplotlib
 import pytest
 import torch
 
-from dohyo.plots.runs import plot_images, plot_learning_curves, plot_reconstructions
+from dohyo.lab.plots.runs import plot_images, plot_learning_curves, plot_reconstructions
 from real import picture
 
 KEYS = {"epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", "clipped_encoder"}
@@ -200,7 +200,7 @@ def test_a_full_disk_leaves_the_old_picture(tmp_path: Path) -> None:
     code = """
 import resource, sys, torch
 from pathlib import Path
-from dohyo.plots.runs import plot_images
+from dohyo.lab.plots.runs import plot_images
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 plot_images(torch.rand(16, 16), (16,), Path(sys.argv[1]))
 """
@@ -216,6 +216,6 @@ plot_images(torch.rand(16, 16), (16,), Path(sys.argv[1]))
 
 
 def test_no_backend_is_chosen() -> None:
-    code = "import sys, dohyo.plots.runs; print('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, dohyo.lab.plots.runs; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"

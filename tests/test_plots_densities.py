@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dohyo.divergence import Draws, draw
+from dohyo.lab.plots.densities import plot_density_comparison, plot_density_run, plot_marginals
+from dohyo.lab.plots.divergence import Curve, plot_divergence_curves, plot_reverse_kl_curves
+from dohyo.lab.targets import Autoregressive, Custom, EightSchools, Funnel, Ring, Target
 from dohyo.models import GaussianLVM
-from dohyo.plots.densities import plot_density_comparison, plot_density_run, plot_marginals
-from dohyo.plots.divergence import Curve, plot_divergence_curves, plot_reverse_kl_curves
-from dohyo.targets import Autoregressive, Custom, EightSchools, Funnel, Ring, Target
 from real import picture
 
 

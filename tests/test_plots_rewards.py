@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dohyo.plots.rewards import plot_reward_curves
+from dohyo.lab.plots.rewards import plot_reward_curves
 from real import picture
 
 
@@ -100,7 +100,7 @@ def test_runs_that_will_not_do(tmp_path: Path) -> None:
 def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines themselves, not only the numbers beside the picture: mean and best reward by step and by second, entropy."""
     kept: list[Figure] = []
-    monkeypatch.setattr("dohyo.plots.rewards.write_picture", lambda figure, numbers, path: kept.append(figure))
+    monkeypatch.setattr("dohyo.lab.plots.rewards.write_picture", lambda figure, numbers, path: kept.append(figure))
     found = records(30)
     plot_reward_curves({"one": found}, tmp_path / "a.png", best_known=1234)
     by_step, by_second, entropy = kept[0].axes[:3]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from dohyo.training.log import read_records
-from dohyo.training.state import load_checkpoint
+from dohyo.lab.training.log import read_records
+from dohyo.lab.training.state import load_checkpoint
 from real import environment, finished, torchrun
 
 SMALL = ["--data", "digits", "--hidden", "16", "--latent", "4", "--test-terms", "50", "--valid-terms", "5", "--device", "cpu"]
@@ -73,10 +73,10 @@ PROBE = """
 import json, sys, torch
 from pathlib import Path
 from dohyo import SUMO, LoopConfig, fit
-from dohyo.data import load
+from dohyo.lab.data import load
 from dohyo.models import VAE
 from dohyo.objectives import maximum_likelihood
-from dohyo.training.processes import launch
+from dohyo.lab.training.processes import launch
 
 fabric = launch("cpu")
 seen = []
@@ -120,9 +120,9 @@ import json, torch
 from pathlib import Path
 from torch import nn
 from dohyo import IWAE, LoopConfig, fit
-from dohyo.data import Dataset
+from dohyo.lab.data import Dataset
 from dohyo.objectives import maximum_likelihood
-from dohyo.training.processes import launch
+from dohyo.lab.training.processes import launch
 
 class Linear(nn.Module):
     def __init__(self):

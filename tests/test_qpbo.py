@@ -11,14 +11,14 @@ import torch
 import yaml
 from torch import Tensor
 
-from dohyo.cli import main
-from dohyo.experiments.qpbo import Best, Optimise, QPBOConfig, QPBORun
+from dohyo.lab.cli import main
+from dohyo.lab.experiments.qpbo import Best, Optimise, QPBOConfig, QPBORun
+from dohyo.lab.rewards import Quadratic, known, load, random_qpbo
+from dohyo.lab.training.config import Progress
+from dohyo.lab.training.log import read_records
+from dohyo.lab.training.processes import launch
+from dohyo.lab.training.state import load_checkpoint
 from dohyo.models import POLICIES, LatentPolicy
-from dohyo.rewards import Quadratic, known, load, random_qpbo
-from dohyo.training.config import Progress
-from dohyo.training.log import read_records
-from dohyo.training.processes import launch
-from dohyo.training.state import load_checkpoint
 from real import command, finished, kill_until_done, same_run, torchrun
 
 from problems import all_bits

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dohyo.studies.qpbo import Policies
-from dohyo.studies.qpbo_findings import NAMES, Findings
+from dohyo.lab.studies.qpbo import Policies
+from dohyo.lab.studies.qpbo_findings import NAMES, Findings
 from real import command, finished, killed_when, picture
 
 LIMIT = 100 * math.log(2)

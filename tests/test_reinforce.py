@@ -11,10 +11,10 @@ from torch import Tensor
 
 import dohyo
 from dohyo import IWAE, SUMO, Estimator, Finite, MultilevelRR, MultilevelSS, PowerLaw, SymmetricSUMO
+from dohyo.lab.rewards import random_qpbo
 from dohyo.models import ExactPolicy, GRUPolicy, IndependentPolicy, LatentPolicy, NADEPolicy
 from dohyo.objectives import Reinforce, reinforce
 from dohyo.objectives.losses import weigh
-from dohyo.rewards import random_qpbo
 
 from problems import all_bits, exact_policy, latent_policy, quadrature
 from stats import errors_off
@@ -283,7 +283,7 @@ def test_entropy_as_a_function_and_scale() -> None:
 
 
 def test_integer_rewards_and_single_precision() -> None:
-    problem = dohyo.rewards.Quadratic([[3, -2], [-2, 5]])
+    problem = dohyo.lab.rewards.Quadratic([[3, -2], [-2, 5]])
     for policy, estimator in ((LatentPolicy(2), SUMO(3)), (GRUPolicy(2), None)):
         losses = reinforce(estimator, problem, entropy=0.1)(policy, torch.arange(5))
         assert losses.numbers["reward"].dtype == torch.int64

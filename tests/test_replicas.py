@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import dohyo
+from dohyo.lab.training.loop import Member, train_together
+from dohyo.lab.training.replicas import DrawnBy, Replicas, Unbatchable, check_batchable
+from dohyo.lab.training.state import load_checkpoint
+from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE, TwoLayerVAE
-from dohyo.training.loop import Member, train_together
-from dohyo.training.replicas import DrawnBy, Replicas, Unbatchable, check_batchable
-from dohyo.training.state import load_checkpoint
-from dohyo.training.tasks import OnData
 from teams import DATA, Handmade, alone, assert_same, config, model, objective, together
 
 

@@ -15,11 +15,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from dohyo.cli import main
-from dohyo.report import find, read
-from dohyo.report.grids import NOTHING, grid, number, with_error
-from dohyo.report.markdown import escaped, filled, table
-from dohyo.report.runs import compare
+from dohyo.lab.cli import main
+from dohyo.lab.report import find, read
+from dohyo.lab.report.grids import NOTHING, grid, number, with_error
+from dohyo.lab.report.markdown import escaped, filled, table
+from dohyo.lab.report.runs import compare
 from folders import write_runs, write_study
 
 ROOT = Path(__file__).parents[1]
@@ -263,7 +263,7 @@ def assert_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFi
 
 
 def test_comparable_runs_share_an_axis(runs: Path) -> None:
-    from dohyo.report.runs import compare
+    from dohyo.lab.report.runs import compare
 
     entries = [read(runs / name) for name in ("iwae", "replicas", "bits", "unfinished")]
     train, qpbo = compare(entries)

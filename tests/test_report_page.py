@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from browser import CHROMIUM, Browser
-from dohyo.report import read, write_report
-from dohyo.report.grids import NOTHING
+from dohyo.lab.report import read, write_report
+from dohyo.lab.report.grids import NOTHING
 from folders import write_runs, write_study
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome is installed")

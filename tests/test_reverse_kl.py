@@ -12,13 +12,13 @@ from torch.distributions import Distribution, Independent, Normal
 import dohyo
 from dohyo import ELBO, IWAE, JVI, SUMO, Estimator, Finite, MultilevelRR, MultilevelSS, SymmetricSUMO
 from dohyo.divergence import divergence, draw
-from dohyo.experiments.reverse_kl import ReverseKLConfig, TowardsTarget
+from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, TowardsTarget
+from dohyo.lab.targets import Custom, Funnel
+from dohyo.lab.training import train
 from dohyo.models import GaussianLVM
 from dohyo.models.latent import LatentVariableModel
 from dohyo.objectives.reverse_kl import ReverseKL, check_drawn, reverse_kl
 from dohyo.packing import rows
-from dohyo.targets import Custom, Funnel
-from dohyo.training import train
 
 from stats import errors_off
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from dohyo.experiments.reverse_kl import RAW_DRAWS, ReverseKLConfig, ReverseKLRun
-from dohyo.training.processes import launch
+from dohyo.lab.experiments.reverse_kl import RAW_DRAWS, ReverseKLConfig, ReverseKLRun
+from dohyo.lab.training.processes import launch
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dohyo.rewards import (
+from dohyo.lab.rewards import (
     Custom,
     Quadratic,
     Reward,
@@ -30,7 +30,7 @@ from dohyo.rewards import (
     read_qubo,
     reward,
 )
-from dohyo.rewards.known import BEST_KNOWN, checksum
+from dohyo.lab.rewards.known import BEST_KNOWN, checksum
 
 REAL = Path(os.environ["DOHYO_DATA"]) / "qubo" if os.environ.get("DOHYO_DATA") else None
 real_files = pytest.mark.skipif(

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch._inductor import config
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dohyo.lab.training.captured import network
+from dohyo.lab.training.replicas import Replicas
+from dohyo.lab.training.shared_products import share_products
 from dohyo.models import VAE
-from dohyo.training.captured import network
-from dohyo.training.replicas import Replicas
-from dohyo.training.shared_products import share_products
 
 NOISE = torch.Generator().manual_seed(0)
 SIZES = (2, 30), (2, 30), (2, 30, 8), (2, 8, 5), (2, 5, 4)
@@ -178,7 +178,7 @@ def test_gradients_of_theta_and_phi(replicas: int, varying: bool, monkeypatch: p
         graph.eliminate_dead_code()
         counted.append((before, len(_products(graph))))
 
-    monkeypatch.setattr("dohyo.training.products.share_products", counting)
+    monkeypatch.setattr("dohyo.lab.training.products.share_products", counting)
     torch.manual_seed(0)
     models = [VAE(data=12, hidden=6, latent=4) for _ in range(replicas)]
     team = Replicas(models, [torch.Generator() for _ in models], network, varying)

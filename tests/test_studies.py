@@ -13,10 +13,10 @@ from typing import ClassVar
 import pytest
 from matplotlib.figure import Figure
 
-from dohyo.cli import main
-from dohyo.studies import STUDIES, Conclusion, Picture, Study, StudyConfig, Table, reproduce
-from dohyo.studies.runs import trained
-from dohyo.studies.study import Advance, Cell, picked, save_picture
+from dohyo.lab.cli import main
+from dohyo.lab.studies import STUDIES, Conclusion, Picture, Study, StudyConfig, Table, reproduce
+from dohyo.lab.studies.runs import trained
+from dohyo.lab.studies.study import Advance, Cell, picked, save_picture
 
 KEYS = [
     "schema_version", "study", "title", "question", "scale", "config", "seeds", "versions", "seconds", "cells_done",

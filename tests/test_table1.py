@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dohyo import IWAE, evaluate
-from dohyo.cli import main
-from dohyo.data import load
-from dohyo.experiments.density import DensityRun
-from dohyo.plots.table1 import plot_table
-from dohyo.studies.published import COSTS, PUBLISHED, SOURCES
-from dohyo.studies.replicas import Contrast, all_below
-from dohyo.studies.study import picked
-from dohyo.studies.table1 import Table1
-from dohyo.studies.table1_findings import DATA, ROWS, Entry, Findings
+from dohyo.lab.cli import main
+from dohyo.lab.data import load
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.plots.table1 import plot_table
+from dohyo.lab.studies.published import COSTS, PUBLISHED, SOURCES
+from dohyo.lab.studies.replicas import Contrast, all_below
+from dohyo.lab.studies.study import picked
+from dohyo.lab.studies.table1 import Table1
+from dohyo.lab.studies.table1_findings import DATA, ROWS, Entry, Findings
 from real import command, finished, killed_when, picture
 
 SAMPLE = st.lists(st.integers(-1000, 1000).map(lambda n: n / 8), min_size=2, max_size=5).filter(lambda s: len(set(s)) > 1)

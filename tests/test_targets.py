@@ -12,7 +12,7 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor
 
-from dohyo.targets import (
+from dohyo.lab.targets import (
     TARGETS,
     Autoregressive,
     Banana,
@@ -27,9 +27,9 @@ from dohyo.targets import (
     check,
     target,
 )
-from dohyo.targets.eight_schools import EFFECTS, ERRORS
-from dohyo.targets.o_rings import DISTRESS, TEMPERATURE
-from dohyo.targets.quadrature import Quadrature
+from dohyo.lab.targets.eight_schools import EFFECTS, ERRORS
+from dohyo.lab.targets.o_rings import DISTRESS, TEMPERATURE
+from dohyo.lab.targets.quadrature import Quadrature
 
 from stats import errors_off
 
@@ -340,7 +340,7 @@ def test_bad_arguments(make: Callable[[], Target]) -> None:
 
 USERS = """
 import torch
-from dohyo.targets import Target
+from dohyo.lab.targets import Target
 
 def density(x):
     return -x.square().sum(-1) / 2
@@ -418,7 +418,7 @@ def test_a_users_object_or_class(folder: Path) -> None:
         assert of.dimension == 2
         assert list(of.quantities(torch.zeros(1, 2))) == ["sum"]
     assert target("users_pkg.targets:Mine").name == "mine"
-    assert target("dohyo.targets:Banana") == Banana()
+    assert target("dohyo.lab.targets:Banana") == Banana()
 
 
 def test_a_python_callable() -> None:

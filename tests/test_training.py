@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import dohyo
 from dohyo import IWAE, SUMO, LoopConfig, MultilevelRR, fit
-from dohyo.data import Dataset, load
+from dohyo.lab.data import Dataset, load
+from dohyo.lab.training.config import Progress
+from dohyo.lab.training.log import read_records
+from dohyo.lab.training.state import CHECKPOINT, load_checkpoint
+from dohyo.lab.training.tasks import Batches, OnData
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
-from dohyo.training.config import Progress
-from dohyo.training.log import read_records
-from dohyo.training.state import CHECKPOINT, load_checkpoint
-from dohyo.training.tasks import Batches, OnData
 
 
 def small(seed: int = 0) -> VAE:

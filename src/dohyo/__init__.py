@@ -5,6 +5,7 @@ Log-weights in, an estimate of log p(x) out: `estimate` and `log_marginal` join 
 """
 
 from dohyo import diagnostics
+from dohyo.errors import DohyoError
 from dohyo.estimators import (
     ELBO,
     IWAE,
@@ -32,6 +33,7 @@ __all__ = [
     "JVI",
     "SUMO",
     "Comparison",
+    "DohyoError",
     "Estimator",
     "Evaluation",
     "Finite",
@@ -64,7 +66,7 @@ def __getattr__(name: str) -> object:
     import importlib
 
     if name in ("fit", "train", "LoopConfig", "DrawsConfig"):
-        return getattr(importlib.import_module("dohyo.training"), name)
-    if name in ("models", "objectives", "data", "targets", "rewards", "divergence"):
+        return getattr(importlib.import_module("dohyo.lab.training"), name)
+    if name in ("models", "objectives", "divergence", "lab"):
         return importlib.import_module(f"dohyo.{name}")
     raise AttributeError(f"module 'dohyo' has no attribute {name!r}")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
+from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 
 
@@ -61,19 +62,19 @@ def moments(estimator: Estimator, log_w: Tensor, grad_log_w: Tensor | None = Non
 def cut(log_w: Tensor, terms: float | None, grad_log_w: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """(data, blocks, width) of disjoint blocks of `terms` weights each, or of half a row where `terms` is unbounded."""
     if log_w.ndim != 2 or log_w.shape[0] < 1 or log_w.shape[1] < 2:
-        raise ValueError(f"log_w has shape {tuple(log_w.shape)}; it must be (data, samples) with at least 2 samples")
+        raise DohyoError(f"log_w has shape {tuple(log_w.shape)}; it must be (data, samples) with at least 2 samples")
     if not bool(log_w.isfinite().all()):
-        raise ValueError("log_w has entries that are not finite; a pilot must be finite")
+        raise DohyoError("log_w has entries that are not finite; a pilot must be finite")
     samples = log_w.shape[1]
     width = samples // 2 if terms is None or terms == math.inf else int(terms)
     if samples < 2 * width:
-        raise ValueError(f"{samples} pilot samples for each datum; at least {2 * width} are needed (two blocks of {width})")
+        raise DohyoError(f"{samples} pilot samples for each datum; at least {2 * width} are needed (two blocks of {width})")
     count = samples // width
     blocks = log_w[:, : count * width].double().unflatten(1, (count, width))
     if grad_log_w is None:
         return blocks, None
     if grad_log_w.ndim != 3 or grad_log_w.shape[:2] != log_w.shape:
-        raise ValueError(f"grad_log_w has shape {tuple(grad_log_w.shape)}; it must be log_w's shape and a last axis")
+        raise DohyoError(f"grad_log_w has shape {tuple(grad_log_w.shape)}; it must be log_w's shape and a last axis")
     return blocks, grad_log_w[:, : count * width].double().unflatten(1, (count, width))
 
 
@@ -81,7 +82,7 @@ def depth_probabilities(estimator: Estimator, width: int) -> tuple[Tensor, Tenso
     """(depths, P(depth), P(deeper)) for the depths that `width` allows; the last one takes what is deeper."""
     depths = estimator.depths(width)
     if len(depths) == 0:
-        raise ValueError(f"blocks of {width} log-weights are too short for {estimator}; give more pilot samples")
+        raise DohyoError(f"blocks of {width} log-weights are too short for {estimator}; give more pilot samples")
     survival = estimator.depth_law.survival(torch.cat([depths, depths[-1:] + 1]))
     drawable = survival[:-1] > 1e-30  # deeper ones are never drawn, and their weights overflow
     depths, survival = depths[drawable], survival[: int(drawable.sum()) + 1].clone()

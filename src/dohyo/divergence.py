@@ -94,7 +94,7 @@ def divergence(draws: Draws, log_normaliser: float | None = None) -> Divergence:
 
     Example:
         >>> import dohyo
-        >>> from dohyo.targets import Funnel
+        >>> from dohyo.lab.targets import Funnel
         >>> _ = torch.manual_seed(0)
         >>> found = divergence(draw(dohyo.models.GaussianLVM(data=2), Funnel(), n=200, terms=100), log_normaliser=0.0)
         >>> found.reverse_kl > 0 and not found.warnings

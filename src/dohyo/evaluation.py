@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dohyo.diagnostics import khat, median_of_means
+from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.files import plain as to_plain
 from dohyo.marginal import Model, bound, estimate
@@ -111,9 +112,9 @@ def evaluate(
         progress: Called after each batch with the number of data done.
     """
     if shared:
-        raise ValueError("a shared K makes the data dependent and the standard error wrong; leave shared=False here")
+        raise DohyoError("a shared K makes the data dependent and the standard error wrong; leave shared=False here")
     if replicates < 1 or not 0 < confidence < 1 or batch_size < 1:
-        raise ValueError(
+        raise DohyoError(
             f"replicates is {replicates}, batch_size {batch_size}, confidence {confidence}; "
             "they must be at least 1, at least 1, and strictly between 0 and 1"
         )
@@ -156,7 +157,7 @@ def evaluate(
                 shapes.append(khat(torch.cat(log_w).view(len(x), khat_samples).cpu()))
                 spent += source.rows
     if not values:
-        raise ValueError("the data set is empty; give at least one datum")
+        raise DohyoError("the data set is empty; give at least one datum")
     shape = torch.cat(shapes) if shapes else torch.empty(0)
     return summarise(torch.cat(values), estimator, spent, shape, confidence, fingerprint)
 
@@ -174,7 +175,7 @@ def checksum(x: Tensor, before: int = 0) -> int:
 def check_target(target_stderr: float, estimator: Estimator) -> None:
     """A ValueError if no number of replicates can reach the target."""
     if not (target_stderr > 0 and estimator.finite_variance):
-        raise ValueError(
+        raise DohyoError(
             f"target_stderr is {target_stderr}, and finite_variance of {type(estimator).__name__} {estimator.finite_variance}; "
             "the one must be positive and the other True: use SymmetricSUMO or MultilevelRR, or cap the law"
         )
@@ -225,15 +226,15 @@ def summarise(
 def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison:
     """How much more probable model a makes the data than model b: paired differences, so the data's spread cancels."""
     if len(a.per_datum) != len(b.per_datum) or a.fingerprint != b.fingerprint:
-        raise ValueError(
+        raise DohyoError(
             f"the evaluations are of different data ({len(a.per_datum)} and {len(b.per_datum)} of them, "
             f"checksums {a.fingerprint:x} and {b.fingerprint:x}); evaluate both models on the same"
         )
     if len(a.per_datum) < 2:
-        raise ValueError("one datum gives no error bar for the difference; compare on at least two")
+        raise DohyoError("one datum gives no error bar for the difference; compare on at least two")
     delta = a.per_datum - b.per_datum
     if not bool(delta.isfinite().all()):
-        raise ValueError("some estimates are -inf, so that there is no difference; see the evaluations' warnings")
+        raise DohyoError("some estimates are -inf, so that there is no difference; see the evaluations' warnings")
     warnings = []
     if a.kind != b.kind:
         warnings.append(f"a is {a.kind} and b is {b.kind}: their difference is not a difference of log p(x)")
@@ -298,7 +299,7 @@ def _tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
     for batch in batches:
         x = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(x, Tensor):
-            raise ValueError(f"a batch is a {type(x).__name__}; it must be a tensor, or a tuple that begins with one")
+            raise DohyoError(f"a batch is a {type(x).__name__}; it must be a tensor, or a tuple that begins with one")
         yield x
 
 

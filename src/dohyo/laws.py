@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
+
 _LARGEST = 2.0**62  # K is an int64
 
 
@@ -89,9 +91,9 @@ class HarmonicTail(Law):
 
     def __post_init__(self) -> None:
         if self.alpha != int(self.alpha) or self.alpha < 1:
-            raise ValueError(f"alpha is {self.alpha}; it must be an integer of at least 1")
+            raise DohyoError(f"alpha is {self.alpha}; it must be an integer of at least 1")
         if not 0 < self.decay < 1:
-            raise ValueError(f"decay is {self.decay}; it must lie strictly between 0 and 1")
+            raise DohyoError(f"decay is {self.decay}; it must lie strictly between 0 and 1")
 
     def survival(self, k: Tensor) -> Tensor:
         k = k.double().clamp(min=1.0)
@@ -123,7 +125,7 @@ class Geometric(Law):
 
     def __post_init__(self) -> None:
         if not 0 < self.p < 1:
-            raise ValueError(f"p is {self.p}; it must lie strictly between 0 and 1")
+            raise DohyoError(f"p is {self.p}; it must lie strictly between 0 and 1")
         _check_start(self.start)
 
     def survival(self, k: Tensor) -> Tensor:
@@ -160,12 +162,12 @@ class PowerLaw(Law):
         if self.cap is None:
             object.__setattr__(self, "cap", math.inf)
         if not (math.isfinite(self.scale) and self.scale > 0 and math.isfinite(self.exponent) and self.exponent > 0):
-            raise ValueError(f"exponent is {self.exponent} and scale is {self.scale}; both must be positive and finite")
+            raise DohyoError(f"exponent is {self.exponent} and scale is {self.scale}; both must be positive and finite")
         if self.cap == math.inf:
             if self.exponent <= 1:
-                raise ValueError(f"exponent {self.exponent} has an infinite mean; use more than 1, or give a cap")
+                raise DohyoError(f"exponent {self.exponent} has an infinite mean; use more than 1, or give a cap")
         elif self.cap != int(self.cap) or self.cap < 0:
-            raise ValueError(f"cap is {self.cap}; it must be an integer of at least 0, or None")
+            raise DohyoError(f"cap is {self.cap}; it must be an integer of at least 0, or None")
 
     def survival(self, k: Tensor) -> Tensor:
         k = k.double().clamp(min=0.0)
@@ -204,9 +206,9 @@ class Finite(Law):
         object.__setattr__(self, "pmf", tuple(float(p) for p in self.pmf))
         _check_start(self.start)
         if not self.pmf or not all(math.isfinite(p) and p >= 0 for p in self.pmf):
-            raise ValueError("pmf must be a non-empty sequence of finite probabilities of at least 0")
+            raise DohyoError("pmf must be a non-empty sequence of finite probabilities of at least 0")
         if abs(math.fsum(self.pmf) - 1) > 1e-9:
-            raise ValueError(f"pmf sums to {math.fsum(self.pmf)!r}; divide it by its sum")
+            raise DohyoError(f"pmf sums to {math.fsum(self.pmf)!r}; divide it by its sum")
 
     @cached_property
     def _table(self) -> Tensor:
@@ -236,4 +238,4 @@ class Finite(Law):
 
 def _check_start(start: int) -> None:
     if start != int(start) or start < 0:
-        raise ValueError(f"start is {start}; it must be an integer of at least 0")
+        raise DohyoError(f"start is {start}; it must be an integer of at least 0")

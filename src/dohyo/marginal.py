@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.packing import reduce_packed, rows
 
@@ -50,9 +51,9 @@ def estimate(
         True
     """
     if batch < 1:
-        raise ValueError(f"the batch is empty (batch={batch}); give at least one datum")
+        raise DohyoError(f"the batch is empty (batch={batch}); give at least one datum")
     if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows is {max_rows}; it must be at least 1, or None for no limit")
+        raise DohyoError(f"max_rows is {max_rows}; it must be at least 1, or None for no limit")
     counts = estimator.plan(batch, generator, shared=shared)
     wanted = rows(counts)
     chunks = [one_for_each(chunk, log_weights(chunk)) for chunk in wanted.split(max_rows or max(1, len(wanted)))]
@@ -90,22 +91,22 @@ def reduce(log_w: Tensor, counts: Tensor, estimator: Estimator) -> Tensor:
         >>> dohyo.reduce(torch.tensor([[0.0, 2.0]]), torch.tensor([3]), dohyo.IWAE(2))
         Traceback (most recent call last):
             ...
-        ValueError: counts go up to 3, but log_w has only 2 columns
+        dohyo.DohyoError: counts go up to 3, but log_w has only 2 columns
     """
     wrong_type = not log_w.is_floating_point() or counts.is_floating_point()
     if log_w.ndim != 2 or wrong_type or counts.shape != log_w.shape[:1]:
-        raise ValueError(
+        raise DohyoError(
             f"log_w is {log_w.dtype} {tuple(log_w.shape)} and counts {counts.dtype} {tuple(counts.shape)}; "
             "they must be floats (batch, width) and integers (batch,)"
         )
     if len(counts) == 0:
-        raise ValueError("the batch is empty; give at least one datum")
+        raise DohyoError("the batch is empty; give at least one datum")
     if int(counts.max()) > log_w.shape[1]:
-        raise ValueError(f"counts go up to {int(counts.max())}, but log_w has only {log_w.shape[1]} columns")
+        raise DohyoError(f"counts go up to {int(counts.max())}, but log_w has only {log_w.shape[1]} columns")
     depth = estimator.depth(counts)
     wrong = (depth < 0) | (depth > estimator.depth_law.cap) | (estimator.terms(depth) != counts)
     if bool(wrong.any()):
-        raise ValueError(f"{estimator} never uses {int(counts[wrong][0])} log-weights; take the counts from its plan")
+        raise DohyoError(f"{estimator} never uses {int(counts[wrong][0])} log-weights; take the counts from its plan")
     check_log_weights(log_w[torch.arange(log_w.shape[1], device=log_w.device) < counts[:, None]])
     return estimator.reduce(log_w, counts)
 
@@ -114,7 +115,7 @@ def check_log_weights(log_w: Tensor) -> None:
     """A ValueError if a log-weight is NaN or +inf; -inf, a weight of zero, is fine."""
     bad = log_w.isnan() | (log_w == torch.inf)
     if bool(bad.any()):
-        raise ValueError(
+        raise DohyoError(
             f"{int(bad.sum())} of {log_w.numel()} log-weights are NaN or +inf; "
             "check the model for overflow (log p(x, z) - log q(z; x) must be finite, or -inf)"
         )
@@ -123,7 +124,7 @@ def check_log_weights(log_w: Tensor) -> None:
 def one_for_each(chunk: Tensor, log_w: Tensor) -> Tensor:
     """`log_w`, or a ValueError if it is not one float for each row of `chunk`."""
     if log_w.shape != chunk.shape or not log_w.is_floating_point():
-        raise ValueError(
+        raise DohyoError(
             f"log_weights returned {log_w.dtype} {tuple(log_w.shape)} for {len(chunk)} rows; "
             f"it must return one float for each row, ({len(chunk)},)"
         )

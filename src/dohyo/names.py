@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from dohyo.errors import DohyoError
+
 T = TypeVar("T")
 
 
@@ -27,7 +29,7 @@ def named(names: Mapping[str, T], name: str, what: str) -> T:
     """The entry called `name`, or a ValueError that suggests the nearest one."""
     if name in names:
         return names[name]
-    raise ValueError(f"unknown {what} {name!r}: {nearest(name, names)}")
+    raise DohyoError(f"unknown {what} {name!r}: {nearest(name, names)}")
 
 
 def users_object(name: str, what: str) -> Any:
@@ -39,11 +41,11 @@ def users_object(name: str, what: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
         placeholder = "Class" if what == "class" else what
-        raise ValueError(f"{name!r} is no {what}; write package.module:{placeholder}, with dots and without .py")
+        raise DohyoError(f"{name!r} is no {what}; write package.module:{placeholder}, with dots and without .py")
     module = _imported(module_name, name)
     if not hasattr(module, attribute):
         others = [key for key, value in vars(module).items() if isinstance(value, type) == (what == "class") and callable(value)]
-        raise ValueError(f"{name}: {module.__file__} has no {attribute}: {nearest(attribute, others)}")
+        raise DohyoError(f"{name}: {module.__file__} has no {attribute}: {nearest(attribute, others)}")
     return getattr(module, attribute)
 
 
@@ -51,7 +53,7 @@ def users_function(name: str) -> Any:
     """The callable that `package.module:function` names."""
     function = users_object(name, "function")
     if not callable(function):
-        raise ValueError(f"{name} is a {type(function).__name__}; it must be a function")
+        raise DohyoError(f"{name} is a {type(function).__name__}; it must be a function")
     return function
 
 
@@ -63,10 +65,10 @@ def _imported(module_name: str, name: str) -> ModuleType:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise ValueError(f"{name}: there is no module {error.name!r} in {here} or among the installed packages") from error
-        raise ValueError(f"{name}: its module needs {error.name!r}, which is not installed") from error
+            raise DohyoError(f"{name}: there is no module {error.name!r} in {here} or among the installed packages") from error
+        raise DohyoError(f"{name}: its module needs {error.name!r}, which is not installed") from error
     except Exception as error:  # a user's module may raise anything
-        raise ValueError(
+        raise DohyoError(
             f"{name}: its module cannot be imported ({type(error).__name__}: {' '.join(str(error).split())})"
         ) from error
     finally:

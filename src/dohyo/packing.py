@@ -11,6 +11,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
+
 _FEW_CELLS = 2**12
 
 
@@ -63,7 +65,7 @@ def pad(packed: Tensor, counts: Tensor) -> Tensor:
                 [3., -inf]])
     """
     if packed.ndim != 1 or packed.numel() != int(counts.sum()):
-        raise ValueError(f"packed has shape {tuple(packed.shape)}, the counts need ({int(counts.sum())},)")
+        raise DohyoError(f"packed has shape {tuple(packed.shape)}, the counts need ({int(counts.sum())},)")
     if counts.numel() == 0:
         return packed.new_empty((0, 0))
     return _rectangle(packed, counts, counts.cumsum(0) - counts, int(counts.max()))
@@ -77,7 +79,7 @@ def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, co
     than `packed`: bucketing is done where the counts are, so counts on the CPU never make a GPU wait.
     """
     if packed.numel() != int(counts.sum()):
-        raise ValueError(f"{packed.numel()} packed log-weights for counts that sum to {int(counts.sum())}")
+        raise DohyoError(f"{packed.numel()} packed log-weights for counts that sum to {int(counts.sum())}")
     n = even(counts)
     if n is not None:  # they are a rectangle already
         return reduce(packed.view(len(counts), n), moved(counts, packed.device))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.marginal import Model, log_marginal
 
@@ -56,11 +57,11 @@ def score(
     theta = _theta(model) if parameters is None else parameters
     constant = [name for name, parameter in theta.items() if not parameter.requires_grad]
     if constant or not theta:
-        raise ValueError(f"{constant or 'nothing'} to differentiate by; tensors with requires_grad=True are needed")
+        raise DohyoError(f"{constant or 'nothing'} to differentiate by; tensors with requires_grad=True are needed")
     if not per_datum:
         return _gradient(model, x, estimator, generator, shared, theta)
     if shared:
-        raise ValueError("per_datum draws a K for each datum; leave shared=False, or take the sum over the batch")
+        raise DohyoError("per_datum draws a K for each datum; leave shared=False, or take the sum over the batch")
     each = [_gradient(model, one, estimator, generator, False, theta) for one in x.split(1)]
     return {name: torch.stack([gradient[name] for gradient in each]) for name in theta}
 
@@ -118,7 +119,7 @@ def fisher_information(
         (torch.Size([10, 10]), slice(8, 10, None))
     """
     if replicates < 2 or len(x) < 2:
-        raise ValueError(
+        raise DohyoError(
             f"replicates is {replicates} for {len(x)} data; two independent scores for each datum are the least that is "
             "unbiased (one squared is too large by its variance), and two data the least that give an error bar"
         )
@@ -145,7 +146,7 @@ def fisher_information(
 def _theta(model: object) -> dict[str, Tensor]:
     """The model's own parameters by name, without the proposal's where the model tells them apart and what is frozen."""
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{type(model).__name__} is no nn.Module; name what to differentiate by: parameters={{'theta': ...}}")
+        raise DohyoError(f"{type(model).__name__} is no nn.Module; name what to differentiate by: parameters={{'theta': ...}}")
     own = getattr(model, "decoder_parameters", model.parameters)
     wanted = {id(parameter) for parameter in own()}
     return {name: p for name, p in model.named_parameters() if id(p) in wanted and p.requires_grad}
@@ -163,11 +164,11 @@ def _gradient(
         log_px = log_marginal(model, x, estimator, generator, shared=shared)
         total = log_px.sum()
     if not bool(total.isfinite()):
-        raise ValueError(
+        raise DohyoError(
             f"{int((log_px == -torch.inf).sum())} of {len(x)} estimates are -inf and have no gradient: all weights of some block "
             "are zero; give the model a proposal q(z; x) that lies where p(x, z) > 0"
         )
     if not total.requires_grad:
-        raise ValueError("log_weights has no gradient: it must be made of the parameters, without detach or no_grad")
+        raise DohyoError("log_weights has no gradient: it must be made of the parameters, without detach or no_grad")
     gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(theta, gradients, strict=True))

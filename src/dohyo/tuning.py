@@ -10,6 +10,7 @@ from torch.func import jvp
 
 from dohyo.bounds import leave_one_out_differences, prefix_log_mean, tree_means
 from dohyo.diagnostics import cut, depth_probabilities, stratified_moments
+from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE, Estimator, MultilevelRR, MultilevelSS, SymmetricSUMO
 from dohyo.estimators.roulette import power_law_with_mean
 from dohyo.laws import Finite, PowerLaw
@@ -44,13 +45,13 @@ def tune(log_w: Tensor, cost: float, max_terms: int | None = None, grad_log_w: T
         (64.0, 10.0)
     """
     if not math.isfinite(cost) or cost < 2:
-        raise ValueError(f"cost is {cost}; tuning needs at least 2 log-weights for each datum")
+        raise DohyoError(f"cost is {cost}; tuning needs at least 2 log-weights for each datum")
     blocks, grads = cut(log_w, max_terms, grad_log_w)
     if max_terms is not None and cost >= max_terms:
         return IWAE(max_terms)
     candidates = [*_symmetric(blocks, grads, cost, max_terms), *_multilevel(blocks, grads, cost, max_terms)]
     if not candidates:
-        raise ValueError(f"no estimator costs {cost} with a pilot of {log_w.shape[1]} samples; give more pilot samples")
+        raise DohyoError(f"no estimator costs {cost} with a pilot of {log_w.shape[1]} samples; give more pilot samples")
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from dohyo.errors import DohyoError
 from dohyo.estimators.estimator import Estimator, name_of
 from dohyo.estimators.fixed import ELBO, IWAE, JVI
 from dohyo.estimators.multilevel import MultilevelRR, MultilevelSS
@@ -53,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 def _build(mapping: Mapping[str, Any], names: Mapping[str, type[T]], what: str) -> T:
     if not isinstance(mapping, Mapping) or "name" not in mapping:
-        raise ValueError(f"{what} is {mapping!r}; it must be a mapping with a 'name', as to_dict writes it")
+        raise DohyoError(f"{what} is {mapping!r}; it must be a mapping with a 'name', as to_dict writes it")
     cls = named(names, mapping["name"], what)
     arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in mapping.items() if key != "name"}
     known = {field.name: None for field in dataclasses.fields(cls)}  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
 from dohyo.laws import Law, uniform
 
 
@@ -75,7 +76,7 @@ class Estimator(ABC):
                 order: each K keeps exactly its law, the batch's mean varies less, and the data are slightly dependent.
         """
         if batch < 0 or (shared and stratified):
-            raise ValueError(f"batch is {batch}, shared {shared}: batch must be at least 0; a shared K cannot be stratified")
+            raise DohyoError(f"batch is {batch}, shared {shared}: batch must be at least 0; a shared K cannot be stratified")
         u = uniform(1 if shared else batch, generator)
         if stratified:
             u = (torch.randperm(batch, generator=generator, device=u.device) + u) / batch
@@ -145,11 +146,11 @@ def pick(table: Tensor, column: Tensor, by_sum: bool) -> Tensor:
 
 def check_integer(name: str, value: float, least: int) -> None:
     if not math.isfinite(value) or value != int(value) or value < least:
-        raise ValueError(f"{name} is {value}; it must be an integer of at least {least}")
+        raise DohyoError(f"{name} is {value}; it must be an integer of at least {least}")
 
 
 def check_cost(cost: float, max_terms: int | None, least: float = 1.0) -> None:
     if not math.isfinite(cost) or cost < least:
-        raise ValueError(f"cost is {cost}; it must be at least {least:g} log-weights for each datum")
+        raise DohyoError(f"cost is {cost}; it must be at least {least:g} log-weights for each datum")
     if max_terms is not None and cost > max_terms:
-        raise ValueError(f"cost is {cost}, more than the {max_terms} log-weights that there are; lower the cost")
+        raise DohyoError(f"cost is {cost}, more than the {max_terms} log-weights that there are; lower the cost")

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dohyo.bounds import settle, tree_means
+from dohyo.errors import DohyoError
 from dohyo.estimators.estimator import Estimator, check_cost, check_integer
 from dohyo.estimators.roulette import check_centre, roulette_weights
 from dohyo.laws import Geometric, Law
@@ -36,9 +37,9 @@ class Multilevel(Estimator):
         if self.max_level is not None:
             check_integer("max_level", self.max_level, 0)
             if not 0 < self.r < 1:
-                raise ValueError(f"r is {self.r}; it must lie strictly between 0 and 1")
+                raise DohyoError(f"r is {self.r}; it must lie strictly between 0 and 1")
         elif not 0.5 < self.r < 0.75:
-            raise ValueError(f"r is {self.r}; without a max_level, finite cost and variance need 1/2 < r < 3/4")
+            raise DohyoError(f"r is {self.r}; without a max_level, finite cost and variance need 1/2 < r < 3/4")
         object.__setattr__(self, "centre", check_centre(self.centre, self.depth_law))
 
     @cached_property
@@ -97,7 +98,7 @@ class Multilevel(Estimator):
         if cost >= cls().expected_cost:
             return cls(round(cost / cls().expected_cost))
         if cost <= 1.5:
-            raise ValueError(f"cost is {cost}; {cls.__name__} needs more than 1.5 log-weights for each datum")
+            raise DohyoError(f"cost is {cost}; {cls.__name__} needs more than 1.5 log-weights for each datum")
         return cls(1, r=cost / (2 * cost - 1))
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dohyo.bounds import leave_one_out_differences, prefix_log_mean, settle
+from dohyo.errors import DohyoError
 from dohyo.estimators.estimator import Estimator, check_cost, check_integer
 from dohyo.laws import HarmonicTail, Law, PowerLaw
 
@@ -137,7 +138,7 @@ class SUMO(PrefixRoulette):
             laws = [HarmonicTail(alpha) for alpha in range(10, 81)]
             law = min(laws, key=lambda law: abs(law.mean + 1 - cost))
             if cost < laws[0].mean + 1 - 0.01:
-                raise ValueError(f"cost is {cost}; SUMO with the paper's law costs at least {laws[0].mean + 1:.2f}: use "
+                raise DohyoError(f"cost is {cost}; SUMO with the paper's law costs at least {laws[0].mean + 1:.2f}: use "
                                  "SymmetricSUMO or MultilevelRR, or SUMO(m=1, law=Geometric(p))")  # fmt: skip
         return cls(m, law if max_terms is None else law.capped(max_terms - m))
 
@@ -191,9 +192,9 @@ def power_law_with_mean(mean: float, exponent: float, cap: float) -> PowerLaw:
 def check_centre(centre: tuple[float, ...], law: Law) -> tuple[float, ...]:
     centre = tuple(float(g) for g in centre)
     if not all(math.isfinite(g) for g in centre):
-        raise ValueError("centre has an entry that is not finite")
+        raise DohyoError("centre has an entry that is not finite")
     if len(centre) > law.cap:
-        raise ValueError(f"centre has {len(centre)} entries, but there are only {law.cap:.0f} differences under {law}")
+        raise DohyoError(f"centre has {len(centre)} entries, but there are only {law.cap:.0f} differences under {law}")
     return centre
 
 

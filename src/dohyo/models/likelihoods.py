@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn.functional import softplus
 
+from dohyo.errors import DohyoError
 from dohyo.models.networks import independent
 from dohyo.names import nearest
 
@@ -40,12 +41,12 @@ class Observed(nn.Module, ABC):
 
     def _check(self, train: Tensor) -> None:
         if train.ndim != 2 or train.shape[1] != self.data or len(train) == 0 or train.is_complex():
-            raise ValueError(
+            raise DohyoError(
                 f"the training data is {train.dtype} {tuple(train.shape)}, this model needs (n, {self.data}); flatten each "
                 "datum, or build the model with data= its size"
             )
         if not bool(train.isfinite().all()):
-            raise ValueError("the training data holds NaN or infinite values; remove or fill them")
+            raise DohyoError("the training data holds NaN or infinite values; remove or fill them")
 
 
 class BernoulliPixels(Observed):
@@ -63,7 +64,7 @@ class BernoulliPixels(Observed):
         self._check(train)
         low, high = float(train.min()), float(train.max())
         if low < 0 or high > 1:
-            raise ValueError(
+            raise DohyoError(
                 f"the training data ranges over [{low:g}, {high:g}], Bernoulli pixels need [0, 1]; rescale it, or use "
                 "likelihood='gaussian'"
             )
@@ -123,5 +124,5 @@ LIKELIHOODS: dict[str, type[Observed]] = {"bernoulli": BernoulliPixels, "gaussia
 def observed(likelihood: str, data: int) -> Observed:
     """The likelihood with this name."""
     if likelihood not in LIKELIHOODS:
-        raise ValueError(f"unknown likelihood {likelihood!r}: {nearest(likelihood, LIKELIHOODS)}")
+        raise DohyoError(f"unknown likelihood {likelihood!r}: {nearest(likelihood, LIKELIHOODS)}")
     return LIKELIHOODS[likelihood](data)

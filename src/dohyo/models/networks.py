@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
+from dohyo.errors import DohyoError
+
 # Latent scales stay within e^-9 .. e^9. Below, float32 no longer tells z from its mean to three digits, and log q is noise;
 # above, one bad step of the encoder would overflow. No trained model comes near either end.
 LOG_SCALE_LIMIT = 9.0
@@ -42,4 +44,4 @@ def check_sizes(**sizes: int) -> None:
     """A ValueError that names the first size below one."""
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1")
+            raise DohyoError(f"{name} is {size}; it must be at least 1")

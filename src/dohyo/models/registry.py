@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from dohyo.errors import DohyoError
 from dohyo.models.latent import LatentVariableModel
 from dohyo.models.two_layer import TwoLayerVAE
 from dohyo.models.vae import VAE
@@ -28,7 +29,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
         >>> build("vea")
         Traceback (most recent call last):
             ...
-        ValueError: unknown model 'vea': did you mean 'vae'? the names are vae, vae2; your own is package.module:Class
+        dohyo.DohyoError: unknown model 'vea': did you mean 'vae'? the names are vae, vae2; your own is package.module:Class
     """
     if ":" in name:
         cls = _users_class(name)
@@ -37,24 +38,24 @@ def build(name: str, **arguments: Any) -> nn.Module:
         cls = MODELS[name]
         for key in arguments:
             if not _takes(cls, key):
-                raise ValueError(f"{name} has no argument {key!r}: {nearest(key, inspect.signature(cls).parameters)}")
+                raise DohyoError(f"{name} has no argument {key!r}: {nearest(key, inspect.signature(cls).parameters)}")
     else:
-        raise ValueError(f"unknown model {name!r}: {nearest(name, MODELS)}; your own is package.module:Class")
+        raise DohyoError(f"unknown model {name!r}: {nearest(name, MODELS)}; your own is package.module:Class")
     try:
         inspect.signature(cls).bind(**arguments)
     except TypeError as error:
-        raise ValueError(f"{name} cannot be built: {error}; give the argument a default in {cls.__name__}") from error
+        raise DohyoError(f"{name} cannot be built: {error}; give the argument a default in {cls.__name__}") from error
     return cls(**arguments)
 
 
 def _users_class(name: str) -> type[nn.Module]:
     cls = users_object(name, "class")
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ValueError(f"{name} is {_article(cls)}; it must be a class that derives from torch.nn.Module")
+        raise DohyoError(f"{name} is {_article(cls)}; it must be a class that derives from torch.nn.Module")
     if not callable(getattr(cls, "log_weights", None)):
-        raise ValueError(f"{name} has no method log_weights(x, rows); write one, or derive from dohyo.models.LatentVariableModel")
+        raise DohyoError(f"{name} has no method log_weights(x, rows); write one, or derive from dohyo.models.LatentVariableModel")
     if inspect.isabstract(cls):
-        raise ValueError(f"{name} lacks {', '.join(sorted(getattr(cls, '__abstractmethods__', ())))}; write these methods")
+        raise DohyoError(f"{name} lacks {', '.join(sorted(getattr(cls, '__abstractmethods__', ())))}; write these methods")
     return cls
 
 

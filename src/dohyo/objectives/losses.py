@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.marginal import one_for_each
 from dohyo.names import named
@@ -108,7 +109,7 @@ def draw_weights(
     log_w, log_w_phi = found if isinstance(found, tuple) else (found, found)
     one_for_each(plan.rows, log_w)
     if not log_w.requires_grad:
-        raise ValueError("log_weights has no gradient: it must be made of the model's parameters, without detach or no_grad")
+        raise DohyoError("log_weights has no gradient: it must be made of the model's parameters, without detach or no_grad")
     return Weights(log_w, log_w_phi, plan.rows, plan.counts)
 
 
@@ -204,7 +205,7 @@ def check_choices(estimator: Estimator, encoder: str | None, k_draw: str, encode
     named(encoders, encoder, "encoder objective")
     named({"batch": 0, "datum": 0}, k_draw, "k_draw")
     if encoder == "same" and unbiased:
-        raise ValueError(
+        raise DohyoError(
             f"{type(estimator).__name__} is unbiased whatever the encoder is, so that following it trains the encoder on noise "
             f"alone; use encoder {', '.join(repr(name) for name in encoders if name != 'same')}"
         )

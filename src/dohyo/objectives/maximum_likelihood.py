@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.marginal import Model
 from dohyo.names import named
@@ -93,9 +94,9 @@ def maximum_likelihood(
     encoder = check_choices(estimator, encoder, k_draw)
     named({"zero": 0, "running": 0}, baseline, "baseline")
     if baseline == "running" and encoder != "variance":
-        raise ValueError(f"a running baseline is for encoder 'variance', not {encoder!r}")
+        raise DohyoError(f"a running baseline is for encoder 'variance', not {encoder!r}")
     if clip_datum is not None and not clip_datum >= 1:
-        raise ValueError(f"clip_datum is {clip_datum}; it must be at least 1, what the coefficients of one datum sum to")
+        raise DohyoError(f"clip_datum is {clip_datum}; it must be at least 1, what the coefficients of one datum sum to")
     return MaximumLikelihood(
         estimator, encoder, k_draw == "batch", baseline == "running", math.inf if clip_datum is None else clip_datum
     )
@@ -104,14 +105,14 @@ def maximum_likelihood(
 def check_model(model: Any, objective: MaximumLikelihood) -> None:
     """A ValueError if the model lacks what the objective's encoder needs."""
     if not hasattr(model, "log_weights"):
-        raise ValueError(f"{type(model).__name__} has no log_weights(x, rows); see dohyo.models.LatentVariableModel")
+        raise DohyoError(f"{type(model).__name__} has no log_weights(x, rows); see dohyo.models.LatentVariableModel")
     if objective.encoder != "same" and not (hasattr(model, "encoder_parameters") and hasattr(model, "decoder_parameters")):
-        raise ValueError(
+        raise DohyoError(
             f"encoder {objective.encoder!r} needs {type(model).__name__}.encoder_parameters() and decoder_parameters(); "
             "add them (see dohyo.models.LatentVariableModel), or train with --estimator iwae --encoder same"
         )
     if objective.encoder == "dreg" and not hasattr(model, "bind"):
-        raise ValueError(
+        raise DohyoError(
             f"encoder 'dreg' needs {type(model).__name__}.bind(x, detach_posterior=True); "
             "add it (see dohyo.models.LatentVariableModel), or use encoder 'iwae' or 'variance'"
         )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.names import named
 from dohyo.objectives.losses import DRAWN_ENCODERS, Losses, Term, check_choices, sleep_loss, source_of, weigh
@@ -38,7 +39,7 @@ class Reinforce:
         if hasattr(policy, "log_prob"):
             return self._exact(policy, policy.sample(len(index)))
         if self.estimator is None:
-            raise ValueError(
+            raise DohyoError(
                 f"{type(policy).__name__} has no log_prob; give an estimator of log p(x), such as dohyo.SUMO.at_cost(15)"
             )
         with torch.no_grad():
@@ -74,7 +75,7 @@ class Reinforce:
         return gain - (gain.sum() - gain) / (n - 1) if self.leave_one_out and n > 1 else gain
 
     def skip(self, generator: torch.Generator) -> None:
-        raise ValueError("the batch holds fewer samples than there are processes; raise --batch-size")
+        raise DohyoError("the batch holds fewer samples than there are processes; raise --batch-size")
 
 
 def reinforce(
@@ -91,7 +92,7 @@ def reinforce(
 
     Args:
         estimator: Of log p(x), for a policy with log-weights; None for one that has `log_prob`.
-        reward: x (n, d) -> (n,); see `dohyo.rewards`. It needs no gradient.
+        reward: x (n, d) -> (n,); see `dohyo.lab.rewards`. It needs no gradient.
         encoder: "sleep" (the default for unbiased estimators), "dreg", "iwae" or "variance"; "same" (the default for
             bounds) lets phi follow theta's objective.
         entropy: lambda, on the scale of the scaled reward; a function where it changes in training.
@@ -111,9 +112,9 @@ def reinforce(
         encoder = encoder or ("sleep" if estimator.target_terms == math.inf else "same")
         check_choices(estimator, encoder, k_draw, DRAWN_ENCODERS)
     if not callable(scale) and not 0 < scale < math.inf:
-        raise ValueError(f"scale is {scale}; it must be positive and finite")
+        raise DohyoError(f"scale is {scale}; it must be positive and finite")
     if not callable(entropy) and not 0 <= entropy < math.inf:
-        raise ValueError(f"entropy is {entropy}; it must be finite and not negative")
+        raise DohyoError(f"entropy is {entropy}; it must be finite and not negative")
     weight = entropy if callable(entropy) else lambda: entropy
     divisor = scale if callable(scale) else lambda: scale
     shared = k_draw == "batch"

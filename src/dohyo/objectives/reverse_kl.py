@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.names import named
 from dohyo.objectives.losses import DRAWN_ENCODERS, Losses, Term, check_choices, sleep_loss, weigh
@@ -83,7 +84,7 @@ def reverse_kl(
     """The objective of reverse KL: theta descends the estimate of log p(x) - log p*(x) at its own draws.
 
     Args:
-        target: x (n, d) -> log p*(x) (n,), up to a constant; see `dohyo.targets`.
+        target: x (n, d) -> log p*(x) (n,), up to a constant; see `dohyo.lab.targets`.
         encoder: "sleep" (the default for unbiased estimators), "dreg", "iwae" or "variance"; "same" (the default for
             bounds) follows theta downhill, which is how plain IWAE fails; with "iwae" IWAE becomes minimax.
         k_draw: "datum", one K for each draw, or "batch".
@@ -106,12 +107,12 @@ def reverse_kl(
     named(PATHS, paths, "set of paths")
     named({"zero": 0, "target": 0}, baseline, "baseline")
     if paths != "all" and not unbiased:
-        raise ValueError(f"paths {paths!r} leave out parts whose mean is zero for unbiased estimators alone; use 'all'")
+        raise DohyoError(f"paths {paths!r} leave out parts whose mean is zero for unbiased estimators alone; use 'all'")
     if paths != "decoder" and encoder == "dreg":
         instead = "paths 'decoder', or encoder 'iwae'" if unbiased else "encoder 'iwae'"
-        raise ValueError(f"encoder 'dreg' changes the gradient through x in q(z; x); use {instead}")
+        raise DohyoError(f"encoder 'dreg' changes the gradient through x in q(z; x); use {instead}")
     if baseline == "target" and encoder != "variance":
-        raise ValueError(f"baseline 'target' is for encoder 'variance', not {encoder!r}")
+        raise DohyoError(f"baseline 'target' is for encoder 'variance', not {encoder!r}")
     return ReverseKL(estimator, target, encoder, k_draw == "batch", paths, baseline == "target")
 
 
@@ -119,7 +120,7 @@ def check_drawn(model: Any) -> None:
     """A ValueError if the model cannot be trained on its own draws."""
     for method in ("draw", "bind", "encoder_parameters", "decoder_parameters"):
         if not hasattr(model, method):
-            raise ValueError(f"{type(model).__name__} has no {method}; derive it from dohyo.models.LatentVariableModel")
+            raise DohyoError(f"{type(model).__name__} has no {method}; derive it from dohyo.models.LatentVariableModel")
     _, x = model.draw(2)
     if not x.requires_grad:
-        raise ValueError(f"{type(model).__name__}'s draws have no gradient: p(x | z) must have rsample, as a Gaussian has")
+        raise DohyoError(f"{type(model).__name__}'s draws have no gradient: p(x | z) must have rsample, as a Gaussian has")

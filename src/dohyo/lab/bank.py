@@ -1,0 +1,111 @@
+"""Log-weights that another program made: one row for each datum, i.i.d. along the row."""
+
+import csv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dohyo.diagnostics import khat
+from dohyo.errors import DohyoError
+from dohyo.estimators import Estimator
+from dohyo.evaluation import Evaluation, summarise
+from dohyo.names import named
+from dohyo.packing import reduce_packed
+
+
+def load_log_weights(path: Path, key: str | None = None) -> Tensor:
+    """(data, samples) float64 from a .npy, .npz or .csv file; a single row of numbers is one datum.
+
+    Args:
+        key: The array's name in a .npz file that holds several.
+    """
+    if path.suffix not in (".npy", ".npz", ".csv"):
+        raise DohyoError(f"{path}: the ending must be .npy, .npz or .csv")
+    if not path.is_file():
+        raise DohyoError(f"{path}: there is no such file")
+    array = _read_csv(path) if path.suffix == ".csv" else _read_numpy(path, key)
+    if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or array.size == 0:
+        raise DohyoError(
+            f"{path}: holds {array.dtype} of shape {array.shape}; log-weights are real numbers, (data, samples), not empty"
+        )
+    log_w = torch.from_numpy(np.atleast_2d(array).astype(np.float64))
+    bad = (log_w.isnan() | (log_w == torch.inf)).nonzero()
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise DohyoError(
+            f"{path}: {len(bad)} of {log_w.numel()} log-weights are NaN or +inf, first in row {row + 1}, "
+            f"column {column + 1}; they must be finite, or -inf for a weight of zero"
+        )
+    return log_w
+
+
+def estimate_bank(
+    log_w: Tensor, estimator: Estimator, replicates: int = 1, confidence: float = 0.95, seed: int = 0
+) -> Evaluation:
+    """Estimates from a bank: each row is shuffled and cut into `replicates` disjoint blocks, one estimate from each.
+
+    No weight is used twice, and the number of estimates is fixed beforehand (to go on while weights are left would
+    favour small K), so that each block must be long enough for the estimator's largest number of terms.
+    """
+    data, samples = log_w.shape
+    width = block_width(samples, replicates)
+    if estimator.max_terms > width:
+        raise DohyoError(
+            f"this {type(estimator).__name__} may need {estimator.max_terms:.0f} log-weights, more than the {width} of a block; "
+            "lower the cost, cap the law, or use fewer replicates"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(log_w.shape, generator=generator).argsort(-1)
+    blocks = log_w.gather(1, order)[:, : width * replicates].reshape(data * replicates, width)
+    counts = estimator.plan(data * replicates, generator)
+    packed = blocks[torch.arange(width) < counts[:, None]]
+    values = reduce_packed(estimator.reduce, packed, counts).view(data, replicates)
+    return summarise(values, estimator, int(counts.sum()), khat(log_w), confidence)
+
+
+def block_width(samples: int, replicates: int) -> int:
+    """How many log-weights each of `replicates` disjoint blocks of a row gets."""
+    if not 1 <= replicates <= samples:
+        raise DohyoError(f"replicates is {replicates}; it must be between 1 and the {samples} log-weights of a row")
+    return samples // replicates
+
+
+def _read_numpy(path: Path, key: str | None) -> NDArray[Any]:
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            arrays = {name: loaded[name] for name in loaded.files}
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise DohyoError(f"{path}: cannot be read ({error}); is it truncated, or not a {path.suffix} file?") from error
+    if key is None and len(arrays) != 1:
+        raise DohyoError(f"{path}: holds {len(arrays)} arrays ({', '.join(arrays)}); choose one with --key")
+    return named(arrays, key, "array") if key is not None else next(iter(arrays.values()))
+
+
+def _read_csv(path: Path) -> NDArray[Any]:
+    rows: list[list[float]] = []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for line, cells in enumerate(csv.reader(file), start=1):
+                if not cells:
+                    continue
+                rows.append([_number(cell, path, line, column) for column, cell in enumerate(cells, start=1)])
+                if len(rows[-1]) != len(rows[0]):
+                    raise DohyoError(f"{path}: line {line} has {len(rows[-1])} numbers, the lines before it {len(rows[0])}")
+    except UnicodeDecodeError as error:
+        raise DohyoError(f"{path}: is not a text file ({error})") from error
+    return np.array(rows)
+
+
+def _number(cell: str, path: Path, line: int, column: int) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        raise DohyoError(f"{path}: line {line}, column {column}: {cell.strip()!r} is not a number") from None

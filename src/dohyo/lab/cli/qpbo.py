@@ -1,0 +1,39 @@
+"""`dohyo qpbo`: optimise a function of bits by training a policy."""
+
+from typing import Any
+
+from jsonargparse import Namespace
+
+from dohyo.lab.cli.parsing import Parser
+from dohyo.lab.cli.runs import run_command, run_parser
+
+_EXAMPLES = """examples:
+  dohyo qpbo --variables 100 --policy latent --estimator sumo --cost 15 --entropy 0.1 --steps 5000 --seed 0 --out runs/q
+  dohyo qpbo --instance bqp100.txt --index 1 --policy latent --estimator sumo --cost 15 --steps 5000 --out runs/r
+  dohyo qpbo --reward package.module:function --variables 60 --policy latent --out runs/s
+  dohyo qpbo --instance G1.txt --policy nade --entropy 0.1 --entropy-decay linear --out runs/t
+  dohyo qpbo --resume runs/q --steps 10000
+"""
+
+
+def qpbo_parser() -> Parser:
+    from dohyo.lab.experiments.qpbo import QPBOConfig
+
+    return run_parser(QPBOConfig, "steps", "Optimise a function of bits by training a policy (REINFORCE).", _EXAMPLES)
+
+
+def qpbo(config: Namespace) -> int:
+    from dohyo.lab.experiments.qpbo import QPBORun
+
+    return run_command(QPBORun, config, _note, _summary)
+
+
+def _note(record: dict[str, Any]) -> str:
+    return f"best {record['best_reward']:.6g} mean {record['reward']:.6g} entropy {record['entropy']:.1f}"
+
+
+def _summary(result: dict[str, Any]) -> list[str]:
+    known = result["best_known"]
+    beside = "" if known is None else f" (best known {known:.10g}, gap {result['gap']:.2%})"
+    return [f"best reward {result['best_reward']:.10g}{beside}, mean {result['mean_reward']:.6g}, {result['steps']} steps, "
+            f"{1000 * result['seconds_per_step']:.1f} ms a step, best after {result['seconds_to_best']:.0f} s"]  # fmt: skip

@@ -1,0 +1,99 @@
+"""How the files of public data sets are read and checked.
+
+A reader takes a path and returns arrays. What is wrong with the file it says in a ValueError without the file's name:
+its caller knows whether that is a path or an address on the network.
+"""
+
+import gzip
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dohyo.errors import DohyoError
+
+Arrays = dict[str, NDArray[Any]]
+Reader = Callable[[Path], Arrays]
+
+PICTURE = (28, 28)
+
+
+class UnusableError(DohyoError):
+    """A file, or what a mirror sent for it, is not what it should be."""
+
+
+def decoded(read: Reader, path: Path) -> Arrays:
+    """`read(path)`; decoders of damaged bytes raise almost anything, and all of it becomes UnusableError."""
+    try:
+        return read(path)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnusableError(f"cannot be read ({reason})") from error
+
+
+def read_idx(path: Path, sha256: str) -> Arrays:
+    """Pictures in MNIST's gzipped idx format: 16 bytes of header, then pixels.
+
+    The checksum is that of the unzipped bytes, for mirrors differ in how they zipped them. It covers the header.
+    """
+    raw = gzip.decompress(path.read_bytes())
+    _check(raw, sha256)
+    return {"x": np.frombuffer(raw, np.uint8, offset=16).reshape(-1, *PICTURE) / np.float32(255)}
+
+
+def read_mat(path: Path, sha256: str) -> Arrays:
+    """Binary pictures in a MATLAB file under the key X. The checksum is that of the pixels as bytes, row by row."""
+    return _binary(_loadmat(path)["X"], sha256)
+
+
+def read_amat(path: Path, sha256: str) -> Arrays:
+    """Binary pictures as text, "0 1 0 ...", one line each. The checksum is the same as for a MATLAB file."""
+    text = np.frombuffer(path.read_bytes(), np.uint8)
+    digits = text[text > ord(" ")]
+    if len(digits) % 784 or ((digits != ord("0")) & (digits != ord("1"))).any():
+        raise DohyoError("holds something else than lines of 784 zeros and ones")
+    return _binary((digits - np.uint8(ord("0"))).reshape(-1, 784), sha256)
+
+
+def read_omniglot(path: Path, sha256: str) -> Arrays:
+    """Grey pictures, uint8, in a .npz file under `train` and `test`. The checksum is that of both as bytes."""
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+        arrays = {split: np.ascontiguousarray(loaded[split]) for split in ("train", "test")}
+    _check(arrays["train"].tobytes() + arrays["test"].tobytes(), sha256)
+    return {split: array.reshape(-1, *PICTURE) / np.float32(255) for split, array in arrays.items()}
+
+
+def read_chardata(path: Path, train: int, test: int) -> Arrays:
+    """Burda's OMNIGLOT: floats in [0, 1], one picture in each column, itself stored column by column.
+
+    No checksum of it is known here, only its sizes and range are checked.
+    """
+    loaded = _loadmat(path)
+    arrays = {}
+    for split, key, count in (("train", "data", train), ("test", "testdata", test)):
+        columns = loaded[key]
+        if columns.shape != (784, count) or not (columns.min() >= 0 and columns.max() <= 1):
+            raise DohyoError(f"{key} is not a matrix of 784 by {count} numbers in [0, 1]")
+        arrays[split] = np.ascontiguousarray(columns.T.reshape(-1, *PICTURE).transpose(0, 2, 1))
+    return arrays
+
+
+def _loadmat(path: Path) -> dict[str, Any]:
+    import scipy.io  # type: ignore[import-untyped]  # here, because it is slow to import
+
+    return dict(scipy.io.loadmat(path))
+
+
+def _binary(pixels: NDArray[Any], sha256: str) -> Arrays:
+    pixels = np.ascontiguousarray(pixels, dtype=np.uint8)
+    _check(pixels.tobytes(), sha256)
+    return {"x": pixels.reshape(-1, *PICTURE)}
+
+
+def _check(content: bytes, sha256: str) -> None:
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise DohyoError(f"the sha256 of its content is {found[:12]}... and must be {sha256[:12]}...")

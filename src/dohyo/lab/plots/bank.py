@@ -1,0 +1,81 @@
+"""Pictures of banks of log-weights."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from dohyo.bounds import prefix_log_mean, settle
+from dohyo.estimators import ESTIMATORS
+from dohyo.lab.bank import block_width, estimate_bank
+from dohyo.lab.plots.picture import write_picture
+
+
+def plot_bank(log_w: Tensor, cost: float, replicates: int, seed: int, path: Path) -> None:
+    """IWAE_k against k beside every estimator at the same cost; the numbers go to `path` with the ending .json.
+
+    On the right the error bars are those of the difference from IWAE_n of all weights of the same data, so that the
+    spread of the data themselves, the same for all, does not hide the estimators' noise.
+    """
+    curve = iwae_curve(log_w, seed)
+    width = block_width(log_w.shape[1], replicates)
+    points = _at_cost(log_w, cost, width, replicates, seed)
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.2), sharey=True)
+    left.plot(curve["k"], curve["mean"], marker=".", color="tab:blue")
+    left.set(xscale="log", xlabel="k", ylabel="mean log p(x), nats", title="Lower bounds IWAE_k")
+    left.grid(alpha=0.3)
+    for position, point in enumerate(points):
+        colour = {"lower bound": "tab:orange", "neither a bound nor unbiased": "tab:gray"}.get(point["kind"], "tab:green")
+        right.errorbar(position, point["mean"], yerr=1.96 * point["stderr"], fmt="o", capsize=4, color=colour)
+    right.axhline(curve["mean"][-1], color="tab:blue", linestyle="--", label=f"IWAE_{curve['k'][-1]}, all weights")
+    right.set_xticks(
+        range(len(points)), [f"{p['estimator'].replace('-', chr(10))}\n{p['expected_cost']:.3g}" for p in points], fontsize=8
+    )
+    right.set(
+        title=f"Every estimator at a cost near {cost:g} (green: unbiased for IWAE_n)",
+        xlabel="estimator and its expected cost",
+    )
+    right.grid(alpha=0.3, axis="y")
+    right.legend()
+    write_picture(figure, {"iwae": curve, "at_cost": points}, path)
+
+
+def iwae_curve(log_w: Tensor, seed: int) -> dict[str, list[Any]]:
+    """The mean over data of IWAE_k for k on a logarithmic grid, each averaged over all disjoint blocks of k."""
+    samples = log_w.shape[1]
+    order = torch.rand(log_w.shape, generator=torch.Generator().manual_seed(seed)).argsort(-1)
+    shuffled = log_w.gather(1, order)
+    ks = sorted({min(samples, round(10 ** (i / 8))) for i in range(int(8 * math.log10(samples)) + 2)})
+    means = []
+    for k in ks:
+        blocks = shuffled[:, : samples // k * k].reshape(-1, k)
+        means.append(float((blocks.logsumexp(-1) - math.log(k)).mean()))
+    return {"k": ks, "mean": means}
+
+
+def _at_cost(log_w: Tensor, cost: float, width: int, replicates: int, seed: int) -> list[dict[str, Any]]:
+    settled, anchor, _ = settle(log_w)
+    whole = prefix_log_mean(settled)[:, -1] + anchor[:, 0]
+    points = []
+    for name, cls in ESTIMATORS.items():
+        try:
+            estimator = cls.at_cost(cost, width)
+        except ValueError:  # this one cannot be had at this cost
+            continue
+        result = estimate_bank(log_w, estimator, replicates, seed=seed)
+        delta = result.per_datum - whole
+        stderr = float(delta.std() / math.sqrt(len(delta))) if len(delta) > 1 else (result.noise_stderr or 0.0)
+        points.append(
+            {
+                "estimator": name,
+                "mean": result.mean,
+                "stderr": stderr,
+                "kind": result.kind,
+                "expected_cost": estimator.expected_cost,
+            }
+        )
+    return points

@@ -1,0 +1,143 @@
+"""Tables as they are shown: every number written once for HTML and Markdown, with the key that it is sorted by."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dohyo.errors import DohyoError
+
+NOTHING = "\N{EN DASH}"
+_MINUS = "\N{MINUS SIGN}"
+_LEADING = re.compile(rf"[+{_MINUS}-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?=$|[\s±%(])")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: What is shown.
+        key: What it is sorted by: a number, or the text in a column of words; None comes last in either direction.
+        link: The id of a section of the page.
+        marks: Low, middle and high as percentages of an axis that this column's comparable cells share.
+    """
+
+    text: str
+    key: float | str | None
+    link: str = ""
+    marks: tuple[float, float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table that is ready to be shown."""
+
+    title: str
+    columns: list[str]
+    numeric: list[bool]
+    rows: list[list[Cell]]
+    note: str = ""
+
+
+def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "") -> Grid:
+    """A table of numbers, words, None and cells. A column of words that all begin with a number is sorted by it.
+
+    Example:
+        >>> table = grid("", ["estimator", "NLL"], [["IWAE", 84.784], ["SUMO", 84.4], ["none", None]])
+        >>> [[cell.text for cell in row] for row in table.rows], table.numeric
+        ([['IWAE', '84.78'], ['SUMO', '84.40'], ['none', '–']], [False, True])
+    """
+    for row in rows:
+        if len(row) != len(columns):
+            raise DohyoError(f"table {title!r}: a row has {len(row)} cells for {len(columns)} columns")
+    shown = [_column([row[i] for row in rows]) for i in range(len(columns))]
+    numeric = [bool(keys) and not any(isinstance(key, str) for key in keys) for keys in map(_keys, shown)]
+    return Grid(title, list(columns), numeric, [list(row) for row in zip(*shown, strict=True)] if rows else [], note)
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """A number with as many digits as its error bar allows.
+
+    Example:
+        >>> with_error(25.8006, 0.1854), with_error(-1.2345, None), with_error(None, 0.1)
+        ('25.80 ± 0.19', '-1.234', '–')
+    """
+    if _missing(value):
+        return NOTHING
+    assert value is not None
+    if _missing(error) or not error:
+        return number(value)
+    decimals = min(6, max(0, 1 - math.floor(math.log10(error))))
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """So many digits; whole numbers in full."""
+    if _missing(value):
+        return NOTHING
+    assert value is not None
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.{digits}g}"
+
+
+def duration(seconds: float | None) -> Cell:
+    """Seconds as people say them, sorted as seconds.
+
+    Example:
+        >>> [duration(seconds).text for seconds in (0.83, 75, 4000, None)]
+        ['0.83 s', '1 min 15 s', '1 h 6 min', '–']
+    """
+    if _missing(seconds):
+        return Cell(NOTHING, None)
+    assert seconds is not None
+    whole = round(seconds)
+    if whole < 60:
+        text = f"{seconds:.2g} s" if seconds < 10 else f"{whole} s"
+    elif whole < 3600:
+        text = f"{whole // 60} min {whole % 60} s"
+    else:
+        text = f"{whole // 3600} h {whole % 3600 // 60} min"
+    return Cell(text, float(seconds))
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def _keys(cells: Sequence[Cell]) -> list[float | str]:
+    return [cell.key for cell in cells if cell.key is not None]
+
+
+def _column(values: list[Any]) -> list[Cell]:
+    """Words are sorted by the numbers that they begin with if all do, else all cells are sorted as words."""
+    values = [("yes" if value else "no") if isinstance(value, bool) else value for value in values]
+    numbers = [float(value) for value in values if isinstance(value, int | float) and not _missing(value)]
+    decimals = _decimals(numbers)
+    cells = []
+    for value in values:
+        if isinstance(value, Cell):
+            cells.append(value)
+        elif _missing(value) or value == "":
+            cells.append(Cell(NOTHING, None))
+        elif isinstance(value, int | float):
+            cells.append(Cell(number(value) if decimals is None else f"{value:.{decimals}f}", float(value)))
+        else:
+            cells.append(Cell(str(value), _leading(str(value))))
+    if any(isinstance(cell.key, str) for cell in cells):
+        return [Cell(cell.text, None if cell.key is None else cell.text, cell.link, cell.marks) for cell in cells]
+    return cells
+
+
+def _leading(text: str) -> float | str:
+    found = _LEADING.match(text)
+    return float(found[0].replace(",", "").replace(_MINUS, "-")) if found else text
+
+
+def _decimals(numbers: list[float]) -> int | None:
+    """The same for the whole column, so that digits stand above one another; None where sizes differ too much for that."""
+    sizes = [math.floor(math.log10(abs(value))) for value in numbers if value]
+    if not sizes or all(value.is_integer() for value in numbers):
+        return None
+    decimals = max(0, 1 - min(sizes), 3 - max(sizes))
+    return decimals if max(sizes) + 1 + decimals <= 7 and decimals <= 5 else None

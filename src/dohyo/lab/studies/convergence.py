@@ -1,0 +1,209 @@
+"""How fast the terms of each series fall: the paper's appendix, on its toy and on a trained VAE."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dohyo.errors import DohyoError
+from dohyo.evaluation import apart
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.plots.convergence import plot_cross_terms, plot_rates
+from dohyo.lab.studies.convergence_findings import MOMENTS, Findings
+from dohyo.lab.studies.differences import SERIES, cross_moments, second_moments
+from dohyo.lab.studies.runs import trained
+from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
+from dohyo.lab.studies.toy import Toy, toy_data
+from dohyo.lab.training.processes import launch
+from dohyo.marginal import bound
+from dohyo.packing import rows
+
+_CHUNK = 1000  # sequences of log-weights at a time, for the cross terms
+
+
+@dataclass(frozen=True)
+class ConvergenceConfig(StudyConfig):
+    """The numbers of the study.
+
+    Attributes:
+        dimension: Of x and z in the toy.
+        points: How many data the toy has.
+        perturbation: The standard deviation of the noise on the toy's optimal parameters.
+        trials: Each with perturbed parameters and noise of its own.
+        samples: Sequences of log-weights in a trial of the toy.
+        max_k: The largest k on the toy, a power of two.
+        cross_samples: Sequences in a trial for the cross terms.
+        cross_max_k: The largest index of the cross terms, a power of two.
+        fit_from: Slopes are fitted from this k on; those of the cross terms from a quarter of it.
+        vae_data: What the VAE is trained on: digits, mnist, or a file.
+        vae_hidden: Units in each of its hidden layers.
+        vae_latent: Its latent dimensions.
+        vae_epochs: How long it is trained, by IWAE with 5 terms.
+        vae_samples: Sequences of log-weights in a trial of the VAE.
+        vae_max_k: The largest k on the VAE, a power of two.
+        run: The folder of a run of `dohyo train`, to take its model instead.
+    """
+
+    dimension: int = 20
+    points: int = 1000
+    perturbation: float = 0.01
+    trials: int = 10
+    samples: int = 1000
+    max_k: int = 1024
+    cross_samples: int = 1_000_000
+    cross_max_k: int = 64
+    fit_from: int = 16
+    vae_data: str = "mnist"
+    vae_hidden: int = 200
+    vae_latent: int = 50
+    vae_epochs: int = 100
+    vae_samples: int = 1000
+    vae_max_k: int = 1024
+    run: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.run is not None:
+            DensityRun.open(self.run)  # a wrong folder is said before anything is begun
+        self._at_least(trials=2, samples=1, cross_samples=1, vae_samples=1, dimension=1, points=2)
+        for name in ("max_k", "cross_max_k", "vae_max_k"):
+            k = getattr(self, name)
+            if k < 2 or k & (k - 1):
+                raise DohyoError(f"{name} is {k}; it must be a power of two, at least 2")
+
+
+class Convergence(Study[ConvergenceConfig]):
+    """The study `convergence`."""
+
+    name = "convergence"
+    title = "How fast the terms of the series fall"
+    question = (
+        "SUMO adds up differences of consecutive IWAE bounds; how fast they fall decides whether its variance is finite. "
+        "The paper proves that E[Δ_k²] and E‖Δᵍ_k‖² are O(k⁻²), sees them fall faster on a Gaussian toy, and argues that the "
+        "cross terms E[Δ_i Δ_j] are O(i⁻² j⁻²) and may be dropped. What are the rates there and on a trained VAE, and what are "
+        "they for leave-one-out and multilevel differences?"
+    )
+    SCALES = {  # noqa: RUF012
+        "smoke": ConvergenceConfig(
+            trials=3,
+            samples=60,
+            max_k=64,
+            cross_samples=4000,
+            cross_max_k=16,
+            fit_from=4,
+            vae_data="digits",
+            vae_hidden=16,
+            vae_latent=4,
+            vae_epochs=2,
+            vae_samples=20,
+            vae_max_k=32,
+        ),
+        "small": ConvergenceConfig(
+            max_k=512,
+            cross_samples=100_000,
+            vae_data="digits",
+            vae_hidden=100,
+            vae_latent=20,
+            vae_samples=500,
+            vae_max_k=256,
+        ),
+        "paper": ConvergenceConfig(),
+    }
+    picks = ("part",)
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({_seed(options) for options in self.cells().values()})
+
+    def cells(self) -> dict[str, Cell]:
+        c = self.config
+        training = ("run",) if c.run is not None else ("vae_data", "vae_hidden", "vae_latent", "vae_epochs")
+        parts = {
+            "toy": ("dimension", "points", "perturbation", "samples", "max_k"),
+            "cross": ("dimension", "points", "perturbation", "cross_samples", "cross_max_k"),
+            "vae": (*training, "vae_samples", "vae_max_k"),
+        }
+        values = {key: str(c.run) if key == "run" else getattr(c, key) for keys in parts.values() for key in keys}
+        return {
+            f"{part}_{trial:02d}": {"part": part, "trial": trial, "seed": c.seed, **{key: values[key] for key in keys}}
+            for part, keys in parts.items()
+            for trial in range(1, c.trials + 1)
+        }
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        seed, device = _seed(options), launch(self.config.device).device
+        if options["part"] == "vae":
+            c = self.config
+            run = trained(
+                folder.parent / "vae", c.run, lambda share: advance(share / 2), data=c.vae_data, hidden=c.vae_hidden,
+                latent=c.vae_latent, estimator="iwae", cost=5, epochs=c.vae_epochs, test_terms=100, seed=c.seed, device=c.device,
+            )  # fmt: skip
+            order = torch.randperm(len(run.data.test), generator=torch.Generator().manual_seed(seed))
+            samples, max_k = options["vae_samples"], options["vae_max_k"]
+            return _squares(run.trained(), run.data.test[order], samples, max_k, seed, device, lambda s: advance(0.5 + s / 2))
+        x = toy_data(options["dimension"], options["points"], options["seed"])
+        model = Toy(x, options["perturbation"], seed)
+        if options["part"] == "toy":
+            return _squares(model, x, options["samples"], options["max_k"], seed, device, advance)
+        return _crosses(model, x, options["cross_samples"], options["cross_max_k"], seed, device, advance)
+
+    def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
+        found = Findings(cells, self.config.fit_from)
+        return found.conclusions(), found.tables()
+
+    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        found, pictures = Findings(cells, self.config.fit_from), []
+        titles = {"toy": "Gaussian toy", "vae": f"VAE ({self.config.run or self.config.vae_data})"}
+        shown = {title: part for part, title in titles.items() if len(found.trials[part]) > 1}
+        if shown:
+            figure, numbers = plot_rates(
+                {title: found.ks(part) for title, part in shown.items()},
+                {title: {s: found.curves(part, s) for s in SERIES} for title, part in shown.items()},
+                {title: {s: [str(found.rate(part, s, w)) for w in MOMENTS] for s in SERIES} for title, part in shown.items()},
+                SERIES,
+                self.config.fit_from,
+            )
+            title = "Second moments of the terms, and of their gradients, against k"
+            alt = (
+                "Log-log plots of the second moment against k for SUMO's, leave-one-out and multilevel terms, with lines of k to "
+                "the -2 and to the -4 beside them and the fitted slopes in the legend."
+            )
+            pictures.append(save_picture(figure, numbers, folder, "convergence.png", title, alt))
+        if len(found.trials["cross"]) > 1:
+            figure, numbers = plot_cross_terms(found.ks("cross"), {s: found.cross_terms(s) for s in SERIES}, SERIES)
+            alt = (
+                "Cross terms of each series, multiplied by the claimed rate, against j with a line for each i: they would be "
+                "level if the rate is right."
+            )
+            pictures.append(save_picture(figure, numbers, folder, "cross_terms.png", "Cross terms on the toy", alt))
+        return pictures
+
+
+def _seed(options: Cell) -> int:
+    return int(1000 * options["seed"] + options["trial"])
+
+
+def _powers(largest: int) -> list[int]:
+    return [2**i for i in range(largest.bit_length())]
+
+
+def _squares(model: Any, x: Tensor, samples: int, max_k: int, seed: int, device: torch.device, advance: Advance) -> Cell:
+    ks = _powers(max_k)
+    x = x[torch.arange(samples) % len(x)].to(device)
+    with apart(model.to(device), seed), torch.enable_grad():
+        found = second_moments(model, x, ks, advance)
+    return {"k": ks} | {series: dict(zip(MOMENTS, m.tolist(), strict=True)) for series, m in found.items()}
+
+
+def _crosses(model: Toy, x: Tensor, samples: int, max_k: int, seed: int, device: torch.device, advance: Advance) -> Cell:
+    ks = _powers(max_k)
+    total: dict[str, Any] = dict.fromkeys(SERIES, 0.0)
+    with apart(model.to(device), seed):
+        for index in torch.arange(samples).split(_CHUNK):
+            part = x[index % len(x)].to(device)
+            log_w = bound(model, part)(rows(torch.full((len(part),), max_k + 1))).view(len(part), -1)
+            for series, moments in cross_moments(log_w, model.exact(part), ks).items():
+                total[series] += moments.cpu() * len(part) / samples
+            advance(float(index[-1] + 1) / samples)
+    return {"k": ks} | {series: moments.tolist() for series, moments in total.items()}

@@ -1,0 +1,208 @@
+"""What an estimate is worth at its cost: SUMO under different laws of K, IWAE and later estimators, on one trained model."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from dohyo.errors import DohyoError
+from dohyo.estimators import IWAE, SUMO, Estimator, MultilevelRR, SymmetricSUMO, to_dict
+from dohyo.estimators.roulette import power_law_with_mean
+from dohyo.evaluation import apart, evaluate, most_rows
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.plots.estimates import plot_estimates
+from dohyo.lab.studies.estimates_findings import LAWS, NAMES, Findings
+from dohyo.lab.studies.runs import trained
+from dohyo.lab.studies.strata import mean_over_every_k
+from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
+from dohyo.lab.training.processes import launch
+from dohyo.laws import Geometric, HarmonicTail
+from dohyo.marginal import log_marginal
+
+_MORE = 5  # terms that the laws add on average
+
+
+@dataclass(frozen=True)
+class EstimatesConfig(StudyConfig):
+    """The numbers of the study.
+
+    Attributes:
+        data: What the VAE is trained on: mnist, digits, or a file.
+        hidden: Units in each hidden layer of the VAE.
+        latent: Its latent dimensions.
+        epochs: How long it is trained, by the ELBO.
+        images: How many test images the estimates are of.
+        runs: Each makes one estimate for every image.
+        always: The terms m that are always computed; the cost is 5 more.
+        truth_terms: The m of the multilevel estimates that tell the truth; they cost three times as much.
+        truth_replicates: How many of those for each image.
+        depth: The deepest K that is looked at where every K is counted.
+        run: The folder of a run of `dohyo train`, to take its model instead.
+    """
+
+    data: str = "mnist"
+    hidden: int = 200
+    latent: int = 50
+    epochs: int = 2000
+    images: int = 10_000
+    runs: int = 100
+    always: tuple[int, ...] = (1, 5, 10, 20, 45)
+    truth_terms: int = 2048
+    truth_replicates: int = 8
+    depth: int = 2048
+    run: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.run is not None:
+            DensityRun.open(self.run)  # a wrong folder is said before anything is begun
+        self._at_least(images=2, runs=2, truth_terms=1, truth_replicates=2)
+        if not self.always or min(self.always) < 1:
+            raise DohyoError(f"always is {self.always}; it must be one or more numbers of terms of at least 1")
+        if not 8 <= self.depth <= 2048:
+            raise DohyoError(f"depth is {self.depth}; it must be from 8 to 2048, beyond which the geometric law underflows")
+
+
+class Estimates(Study[EstimatesConfig]):
+    """The study `estimates`."""
+
+    name = "estimates"
+    title = "SUMO under different laws, and IWAE, at the same cost"
+    question = (
+        "A VAE is trained by IWAE_1, and its test NLL is then estimated again and again, at costs of m + 5 log-weights for each "
+        "image. Does SUMO give the right value where IWAE does not, how much does the law of K matter, and what do later "
+        "estimators give for the same cost?"
+    )
+    SCALES = {  # noqa: RUF012
+        "smoke": EstimatesConfig(
+            data="digits", hidden=32, latent=8, epochs=15, images=40, runs=20, always=(1, 10), truth_terms=128, depth=64
+        ),
+        "small": EstimatesConfig(epochs=20, images=200, truth_terms=512),
+        "paper": EstimatesConfig(),
+    }
+    picks = ("estimator", "cost")
+
+    def cells(self) -> dict[str, Cell]:
+        c = self.config
+        training = ("run",) if c.run is not None else ("data", "hidden", "latent", "epochs")
+        model = {"seed": c.seed} | {key: str(c.run) if key == "run" else getattr(c, key) for key in training}
+        cells: dict[str, Cell] = {"model": model}
+        cells["truth"] = {
+            **model,
+            "images": c.images,
+            "truth_terms": c.truth_terms,
+            "truth_replicates": c.truth_replicates,
+            "depth": c.depth,
+        }
+        cells["every-k"] = {**model, "images": c.images, "depth": c.depth, "always": c.always}
+        for name in NAMES:
+            for m in c.always:
+                options = {"estimator": name, "cost": m + _MORE, "images": c.images, "runs": c.runs}
+                cells[f"{name}_{m + _MORE:03d}"] = {**model, **options, "arguments": to_dict(estimator_at(name, m))}
+        return cells
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        c = self.config
+        run = trained(
+            folder.parent / "model", c.run, advance if name == "model" else lambda share: None, data=c.data, hidden=c.hidden,
+            latent=c.latent, estimator="elbo", cost=1, epochs=c.epochs, test_terms=50, seed=c.seed, device=c.device,
+        )  # fmt: skip
+        if name == "model":
+            result = run.result or {}
+            return {key: result.get(key) for key in ("test_nll", "test_nll_stderr", "test_terms", "valid_nll", "epochs")}
+        device = launch(self.config.device).device
+        model: Any = run.trained().to(device)
+        x = run.data.test[: options["images"]].to(device)
+        seed = (options["seed"] << 32) + crc32(name.encode())  # each cell its own noise
+        max_rows = most_rows(x, None)
+        if name == "truth":
+            return _truth(model, x, options, seed, max_rows, advance)
+        if name == "every-k":
+            laws = {f"{law}_{m + _MORE:03d}": estimator_at(law, m) for law in LAWS for m in options["always"]}
+            with apart(model, seed):
+                found = mean_over_every_k(model, x, laws, options["depth"], max_rows, advance)
+            return {key: {"nll": -mean, "stderr": stderr} for key, (mean, stderr) in found.items()}
+        estimator, means = estimator_at(options["estimator"], options["cost"] - _MORE), []
+        with apart(model, seed):
+            generator = torch.Generator().manual_seed(seed + 1_000_003)  # not the bits that make z
+            for number in range(options["runs"]):
+                means.append(float(log_marginal(model, x, estimator, generator, max_rows=max_rows).mean()))
+                advance((number + 1) / options["runs"])
+        known = {"expected_cost": estimator.expected_cost, "finite_variance": estimator.finite_variance}
+        return {**known, "nll": [-mean for mean in means]}
+
+    def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
+        if "truth" not in cells:
+            return [], []
+        costs = [m + _MORE for m in self.config.always]
+        found = Findings(self._by_estimator(cells), cells["truth"], costs, self._every_k(cells))
+        return found.conclusions(), found.tables(f"{self.config.runs} runs on {self.config.images} images")
+
+    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        curves = {
+            name: {
+                "cost": [cell["expected_cost"] for cell in each],
+                "mean": [fmean(cell["nll"]) for cell in each],
+                "sd": [stdev(cell["nll"]) for cell in each],
+            }
+            for name, each in self._by_estimator(cells).items()
+        }
+        for name, each in self._every_k(cells).items():
+            if name in curves and len(each) == len(curves[name]["cost"]):
+                curves[name] |= {"every_k": [e["nll"] for e in each], "every_k_stderr": [e["stderr"] for e in each]}
+        if "truth" not in cells or not curves:
+            return []
+        truth, c = cells["truth"], self.config
+        figure, numbers = plot_estimates(curves, NAMES, truth["nll"], truth["stderr"], c.runs, c.images)
+        title = f"Test NLL of a VAE trained by the ELBO on {c.run or c.data}: mean and spread of {c.runs} runs against cost"
+        alt = (
+            "A panel for each estimator beside IWAE: means against cost with their errors, a band of one standard deviation of a "
+            "run, the true NLL as a line, and for SUMO the mean with every K counted. The last panel has the standard deviations."
+        )
+        return [save_picture(figure, numbers, folder, "estimates.png", title, alt)]
+
+    def _by_estimator(self, cells: dict[str, Cell]) -> dict[str, list[Cell]]:
+        """The results of each estimator that has any, in the order of the costs."""
+        names = {name: [f"{name}_{m + _MORE:03d}" for m in self.config.always] for name in NAMES}
+        found = {name: [cells[cell] for cell in each if cell in cells] for name, each in names.items()}
+        return {name: each for name, each in found.items() if each}
+
+    def _every_k(self, cells: dict[str, Cell]) -> dict[str, list[Cell]]:
+        """SUMO's means with every K counted, in the order of the costs; empty before that cell is done."""
+        found = cells.get("every-k", {})
+        return {name: [found[f"{name}_{m + _MORE:03d}"] for m in self.config.always] for name in LAWS if found}
+
+
+def estimator_at(name: str, m: int) -> Any:
+    """The estimator of this name at cost m + 5; SUMO always computes m terms, and its law adds 5 on average."""
+    if name in LAWS:
+        laws = {"sumo-harmonic": HarmonicTail(), "sumo-geometric": Geometric(1 / _MORE)}
+        return SUMO(m, laws.get(name) or power_law_with_mean(_MORE, 1.5, math.inf))
+    types: dict[str, type[Estimator]] = {"iwae": IWAE, "symmetric-sumo": SymmetricSUMO, "multilevel-rr": MultilevelRR}
+    return types[name].at_cost(m + _MORE)
+
+
+def _truth(model: Any, x: Tensor, options: Cell, seed: int, max_rows: int, advance: Advance) -> Cell:
+    """The NLL without bias, and the bound of as many terms as K is deep where every K is counted."""
+
+    def found(estimator: Estimator, replicates: int, begin: float, end: float) -> Any:
+        return evaluate(
+            model,
+            x,
+            estimator,
+            replicates=replicates,
+            seed=seed,
+            batch_size=10,
+            max_rows=max_rows,
+            progress=lambda done: advance(begin + (end - begin) * done / len(x)),
+        )
+
+    truth = found(MultilevelRR(options["truth_terms"]), options["truth_replicates"], 0.0, 0.8)
+    bound = found(IWAE(options["depth"]), 2, 0.8, 1.0)
+    khat = truth.to_dict()["khat"]
+    iwae = {"iwae_terms": options["depth"], "iwae_nll": -bound.mean, "iwae_stderr": bound.noise_stderr}
+    return {"nll": -truth.mean, "stderr": truth.noise_stderr, **iwae, "khat": khat}

@@ -1,0 +1,176 @@
+"""Reverse KL on the funnel: what minimising a lower bound of log p(x) does, and what minimising an unbiased estimate does."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dohyo.errors import DohyoError
+from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
+from dohyo.lab.experiments.run import CONFIG
+from dohyo.lab.plots.densities import plot_density_comparison
+from dohyo.lab.plots.divergence import Curve, plot_reverse_kl_curves
+from dohyo.lab.studies.funnel_findings import NAMES, Findings
+from dohyo.lab.studies.runs import complete
+from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table
+from dohyo.lab.targets import Funnel as Target
+from dohyo.lab.training.log import read_records
+
+_MINIMAX = "minimax-iwae"
+_RECORDED = (
+    "step", "estimate", "estimate_stderr", "objective", "reverse_kl", "stderr", "by_encoder", "by_prior", "above", "diverged"
+)  # fmt: skip
+_KEPT = (
+    "reverse_kl", "reverse_kl_stderr", "reverse_kl_above", "training_estimate", "training_estimate_stderr", "diverged",
+    "warnings", "khat", "expected_cost", "encoder", "steps",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FunnelConfig(StudyConfig):
+    """The numbers of the study.
+
+    Attributes:
+        replicas: Runs of each estimator at each cost, with seeds of their own.
+        steps: Of each run; one that diverges ends earlier.
+        check_every: Steps from one check to the next.
+        check_draws: Draws of x in a check of the true reverse KL.
+        test_draws: Draws of x in the last check.
+        terms: Samples of the encoder for each of these.
+        elbo: The costs of the ELBO.
+        iwae: The costs of IWAE, its encoder going down with the decoder.
+        minimax_iwae: The costs of IWAE with an encoder that climbs.
+        sumo: The costs of SUMO.
+        symmetric_sumo: The costs of SymmetricSUMO.
+        multilevel_rr: The costs of MultilevelRR.
+    """
+
+    replicas: int = 3
+    steps: int = 20_000
+    check_every: int = 500
+    check_draws: int = 500
+    test_draws: int = 4000
+    terms: int = 1000
+    elbo: tuple[int, ...] = (5, 15, 50)
+    iwae: tuple[int, ...] = (5, 15, 50)
+    minimax_iwae: tuple[int, ...] = (5, 15, 50, 200)
+    sumo: tuple[int, ...] = (5, 15, 50)
+    symmetric_sumo: tuple[int, ...] = (5, 15, 50)
+    multilevel_rr: tuple[int, ...] = (5, 15, 50)
+
+    def __post_init__(self) -> None:
+        self._at_least(replicas=1, steps=1, check_every=1, check_draws=25, test_draws=25, terms=1)
+        for name, costs in self.costs().items():
+            if costs and min(costs) < 1:
+                raise DohyoError(f"{name.replace('-', '_')} is {costs}; every cost must be at least 1")
+
+    def costs(self) -> dict[str, tuple[int, ...]]:
+        return {name: getattr(self, name.replace("-", "_")) for name in NAMES}
+
+
+class Funnel(Study[FunnelConfig]):
+    """The study `funnel`."""
+
+    name = "funnel"
+    title = "Reverse KL on the funnel"
+    question = (
+        "To fit a model to a density by the reverse KL is to minimise log p(x), and a lower bound of it can be lowered by making "
+        "it loose. Does IWAE optimise its own bias where SUMO optimises the true divergence at the same cost, is an encoder that "
+        "climbs (minimax) a remedy, and how do later estimators do?"
+    )
+    SCALES = {  # noqa: RUF012
+        "smoke": FunnelConfig(
+            replicas=1,
+            steps=90,
+            check_every=30,
+            check_draws=50,
+            test_draws=200,
+            terms=200,
+            elbo=(),
+            iwae=(15,),
+            minimax_iwae=(),
+            sumo=(15,),
+            symmetric_sumo=(),
+            multilevel_rr=(),
+        ),
+        "small": FunnelConfig(
+            replicas=2,
+            steps=2000,
+            check_every=200,
+            test_draws=2000,
+            elbo=(),
+            minimax_iwae=(15, 50),
+            symmetric_sumo=(15,),
+            multilevel_rr=(15,),
+        ),
+        "paper": FunnelConfig(),
+    }
+    picks = ("estimator", "cost")
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({options["seed"] for options in self.cells().values()})
+
+    def cells(self) -> dict[str, Cell]:
+        c = self.config
+        common = {key: getattr(c, key) for key in ("steps", "check_every", "check_draws", "test_draws", "terms")}
+        return {
+            f"{name}_{cost:03d}_{replica}": {"estimator": name, "cost": cost, "seed": c.seed + replica, **common}
+            for replica in range(c.replicas)
+            for name, costs in c.costs().items()
+            for cost in costs
+        }
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        minimax = options["estimator"] == _MINIMAX
+        config = ReverseKLConfig(
+            estimator="iwae" if minimax else options["estimator"],
+            encoder="iwae" if minimax else None,
+            cost=options["cost"],
+            seed=options["seed"],
+            steps=options["steps"],
+            check_every=options["check_every"],
+            check_draws=options["check_draws"],
+            check_terms=options["terms"],
+            test_draws=options["test_draws"],
+            test_terms=options["terms"],
+            device=self.config.device,
+        )
+        result = complete(ReverseKLRun(folder, config), advance)
+        curve = [{key: record[key] for key in _RECORDED} for record in read_records(folder)]
+        return {**{key: result[key] for key in _KEPT}, "curve": curve}
+
+    def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
+        found = Findings(cells)
+        return found.conclusions(), found.tables()
+
+    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        return [*self._curves(cells, folder), *self._densities(folder)] if cells else []
+
+    def _curves(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        found = Findings(cells)
+        curves = [
+            Curve(NAMES[name], cost, cell["curve"]) for (name, cost), runs in found.groups.items() for cell in runs
+        ]  # fmt: skip
+        for suffix in (".svg", ".png"):
+            plot_reverse_kl_curves(curves, folder / f"curves{suffix}")
+        alt = (
+            "Above, the training estimate of the reverse KL against steps; below, the true one; a column for each cost. A cross "
+            f"marks where a run was found to have diverged: {found.diverged() or 'none was'}."
+        )
+        return [Picture("curves.png", "Training estimate and true reverse KL on the funnel", alt)]
+
+    def _densities(self, folder: Path) -> list[Picture]:
+        """IWAE's and SUMO's model at the middle cost. Where the runs are gone, the picture that is there stays."""
+        file, shared = "densities.png", [cost for cost in self.config.iwae if cost in self.config.sumo]
+        if not shared:
+            return []
+        cost = shared[len(shared) // 2]
+        runs = {f"{NAMES[name]}, cost {cost}": folder / "work" / f"{name}_{cost:03d}_0" for name in ("iwae", "sumo")}
+        if all((run / "result.json").exists() and (run / CONFIG).exists() for run in runs.values()):
+            models: dict[str, Any] = {title: ReverseKLRun.open(run).trained() for title, run in runs.items()}
+            for suffix in (".svg", ".png"):
+                plot_density_comparison(Target(), models, (folder / file).with_suffix(suffix))
+        if not (folder / file).exists():
+            return []
+        alt = f"Contours and draws of the funnel, and of the models that IWAE and SUMO at cost {cost} left when training ended."
+        return [Picture(file, f"The funnel, and models trained at cost {cost}", alt)]

@@ -1,0 +1,161 @@
+"""Policies on quadratic problems of 0 and 1: every one for the same time, with and without entropy."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dohyo.errors import DohyoError
+from dohyo.lab.experiments.qpbo import QPBOConfig, QPBORun
+from dohyo.lab.plots.rewards import plot_reward_curves
+from dohyo.lab.studies.qpbo_findings import NAMES, Findings
+from dohyo.lab.studies.runs import complete
+from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table
+from dohyo.lab.training.log import read_records
+from dohyo.names import named
+
+# How each is trained, and the steps from one record to the next: few where a step is slow, so that all end on time.
+_POLICIES: dict[str, dict[str, Any]] = {
+    "sumo": {"policy": "latent", "estimator": "sumo", "check_every": 10},
+    "iwae": {"policy": "latent", "estimator": "iwae", "check_every": 10},
+    "independent": {"policy": "independent", "check_every": 100},
+    "nade": {"policy": "nade", "check_every": 5},
+    "gru": {"policy": "gru", "check_every": 1},
+}
+_RECORDED = ("step", "seconds", "reward", "best_reward", "entropy")
+_KEPT = ("best_reward", "mean_reward", "mean_reward_stderr", "seconds", "seconds_per_step", "steps", "reward_scale")
+_POINTS = 60  # of a curve that are kept at most
+_FOREVER = 10**9  # steps: time ends a run
+
+
+@dataclass(frozen=True)
+class PoliciesConfig(StudyConfig):
+    """The numbers of the study.
+
+    Attributes:
+        policies: Of sumo and iwae (both latent), independent, nade and gru.
+        replicas: Runs of each policy, with seeds of their own, on one and the same problem.
+        sizes: The variables of each random problem, from few to many.
+        seconds: How long every policy is trained on each of these.
+        entropy_weight: Of the policy's entropy in the runs with entropy; it does not fall.
+        hidden: Units in each hidden layer.
+        cost: Log-weights in an estimate for the latent policy.
+        learning_rate: Of Adam.
+        independent_rate: Of Adam for the independent policy, whose parameters are the log-odds themselves.
+        epsilon: Of Adam.
+    """
+
+    policies: tuple[str, ...] = tuple(NAMES)
+    replicas: int = 3
+    sizes: tuple[int, ...] = (100, 500)
+    seconds: tuple[float, ...] = (600.0, 3600.0)
+    entropy_weight: float = 0.02
+    hidden: int = 200
+    cost: float = 15.0
+    learning_rate: float = 1e-3
+    independent_rate: float = 0.03
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        for policy in self.policies:
+            named(NAMES, policy, "policy")
+        if self.replicas < 1:
+            raise DohyoError(f"replicas is {self.replicas}; it must be at least 1")
+        if not self.sizes or len(self.sizes) != len(self.seconds) or min(self.sizes) < 1 or min(self.seconds) <= 0:
+            raise DohyoError(f"sizes is {self.sizes} and seconds {self.seconds}; give as many positive times as problems")
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise DohyoError(f"sizes is {self.sizes}; each must be larger than the one before")
+        if not self.entropy_weight > 0:
+            raise DohyoError(f"entropy_weight is {self.entropy_weight}; it must be positive: it is that of the runs with entropy")
+
+
+class Policies(Study[PoliciesConfig]):
+    """The study `qpbo`."""
+
+    name = "qpbo"
+    title = "Policies for quadratic problems"
+    question = (
+        "A policy over binary variables is trained by what its samples earn, on random quadratic problems. Does a latent policy "
+        "trained with SUMO find better solutions than independent and autoregressive ones in the same time, what does a reward "
+        "for entropy change, and what becomes of IWAE, which can raise its estimate of the entropy by a loose bound?"
+    )
+    SCALES = {  # noqa: RUF012
+        "smoke": PoliciesConfig(policies=("sumo", "iwae"), replicas=1, sizes=(12,), seconds=(0.2,), hidden=16),
+        "small": PoliciesConfig(seconds=(18.0, 19.0)),
+        "paper": PoliciesConfig(),
+    }
+    picks = ("policy", "variables", "entropy")
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({options["seed"] for options in self.cells().values()})
+
+    def cells(self) -> dict[str, Cell]:
+        """As in the paper, entropy on the last problem alone. The policies take turns: a busy machine is so for all of them."""
+        c = self.config
+        common = {key: getattr(c, key) for key in ("hidden", "cost", "epsilon")}
+        return {
+            f"{policy}_{size:03d}_{kind}_{replica}": {
+                "policy": policy,
+                "variables": size,
+                "entropy": weight,
+                "seconds": seconds,
+                "seed": c.seed + replica,
+                "instance_seed": c.seed,
+                "learning_rate": c.independent_rate if policy == "independent" else c.learning_rate,
+                **common,
+            }
+            for size, seconds in zip(c.sizes, c.seconds, strict=True)
+            for replica in range(c.replicas)
+            for kind, weight in (("plain", 0.0), ("entropy", c.entropy_weight))
+            if kind == "plain" or size == c.sizes[-1]
+            for policy in c.policies
+        }
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        shared = ("variables", "entropy", "seed", "instance_seed", "learning_rate", "hidden", "cost", "epsilon")
+        config = QPBOConfig(
+            **_POLICIES[options["policy"]],
+            **{key: options[key] for key in shared},
+            steps=_FOREVER,
+            max_seconds=options["seconds"],
+            device=self.config.device,
+        )
+        run, begun = QPBORun(folder, config), time.monotonic()
+        _ = run.parts  # which put a number in the place of scale auto, as in the config that a killed run has left
+        result = complete(run, lambda _: advance(min(1.0, (time.monotonic() - begun) / options["seconds"])))
+        records = read_records(folder)
+        highest = max((r["entropy"] for r in records if r["entropy"] is not None), default=None)
+        curve = [{key: record[key] for key in _RECORDED} for record in _thinned(records)]
+        return {**{key: result[key] for key in _KEPT}, "highest_entropy": highest, "curve": curve}
+
+    def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
+        found = self._found(cells)
+        return found.conclusions(), found.tables()
+
+    def _found(self, cells: dict[str, Cell]) -> Findings:
+        return Findings(cells, dict(zip(self.config.sizes, self.config.seconds, strict=True)))
+
+    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        found, pictures = self._found(cells), []
+        for size in self.config.sizes:
+            for kind, words in (("plain", ""), ("entropy", f", entropy {self.config.entropy_weight:g}")):
+                runs = {NAMES[policy]: [run["curve"] for run in found.runs(policy, size, kind)] for policy in NAMES}
+                runs = {name: curves for name, curves in runs.items() if curves}
+                if not runs:
+                    continue
+                stem = f"rewards_{size}" + ("_entropy" if kind == "entropy" else "")
+                for suffix in (".svg", ".png"):
+                    plot_reward_curves(runs, folder / f"{stem}{suffix}")
+                alt = (
+                    "Mean reward of a batch and best reward so far against steps and against seconds, and the estimate of the "
+                    f"policy's entropy against steps. Best rewards at the end: {found.ranking(size, kind)}."
+                )
+                pictures.append(Picture(f"{stem}.png", f"Policies on a random problem with {size} variables{words}", alt))
+        return pictures
+
+
+def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every so many, and the last."""
+    step = -(-len(records) // _POINTS)
+    return records[::-step][::-1] if records else []

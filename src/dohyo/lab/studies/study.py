@@ -1,0 +1,271 @@
+"""What a study of the paper is, and the folder that holds one: cells of work, what they show, and pictures.
+
+A folder holds cells/NAME.json for each cell that is done, work/NAME where a cell keeps a run to go on with, the pictures, and
+study.json, which is written last and holds everything but the pictures.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from matplotlib.figure import Figure
+
+from dohyo.errors import DohyoError
+from dohyo.files import plain
+from dohyo.lab.experiments.run import versions, write_json
+from dohyo.lab.plots.picture import write_picture
+from dohyo.names import named
+
+SCHEMA_VERSION = 1
+REPORT, CELLS, WORK = "study.json", "cells", "work"
+_DRAW_EVERY = 60.0  # seconds, while cells are being done
+
+Cell = dict[str, Any]
+Advance = Callable[[float], None]
+OnProgress = Callable[[str, float, int], None]
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """What every study can be told.
+
+    Attributes:
+        seed: Of everything.
+        device: cpu, cuda, mps or auto.
+    """
+
+    seed: int = 0
+    device: str = "auto"
+
+    def _at_least(self, **least: int) -> None:
+        """A ValueError that names the first of these numbers which is too small."""
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least {value}")
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """One claim, and what was found.
+
+    Attributes:
+        claim: In one sentence.
+        paper: What the paper says of it, in a few words; "" where the claim is ours.
+        found: The numbers with their error bars, made from the cells.
+        holds: None where these runs cannot tell.
+    """
+
+    claim: str
+    paper: str
+    found: str
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers for a reader; rows are as long as `columns`."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | float | None]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A .png in the study's folder, with an .svg and its numbers as .json of the same stem beside it."""
+
+    file: str
+    title: str
+    alt: str
+
+
+C = TypeVar("C", bound=StudyConfig)
+
+
+class Study(ABC, Generic[C]):
+    """A table or figure of the paper, in independent cells.
+
+    Attributes:
+        name: What `dohyo reproduce` calls it.
+        title: A headline.
+        question: What is asked, in two or three plain sentences.
+        SCALES: The config at each scale: smoke for tests, small for minutes, paper for the full size.
+        picks: Keys of the cells' options by which the command line may pick cells; none may be a key of the config.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    question: ClassVar[str]
+    SCALES: ClassVar[Mapping[str, Any]]
+    picks: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: C, scale: str = "small") -> None:
+        self.config, self.scale = config, scale
+
+    @classmethod
+    def at(cls, scale: str, **changes: Any) -> Self:
+        """The study at a scale, with some numbers of its config changed."""
+        return cls(dataclasses.replace(named(cls.SCALES, scale, "scale"), **changes), scale)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Every seed that was used."""
+        return [self.config.seed]
+
+    @abstractmethod
+    def cells(self) -> dict[str, Cell]:
+        """The options of each cell by its name, in order: all that its result depends on. Names become file names."""
+
+    @abstractmethod
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        """Do one cell, and return its result as JSON can hold it.
+
+        Args:
+            folder: For a run that can be gone on with; not there unless the cell makes it. Those of other cells lie beside it.
+            advance: To be called with the share that is done, 0 to 1.
+        """
+
+    @abstractmethod
+    def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
+        """What the results of the cells that are done show; there may be few of them."""
+
+    @abstractmethod
+    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        """Draw what the results of the cells that are done allow."""
+
+
+def reproduce(
+    study: Study[Any],
+    folder: Path,
+    on_progress: OnProgress = lambda name, done, total: None,
+    only: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Do the cells that are not done yet, and write study.json after each; returns what it holds.
+
+    Killed at any time it loses the cell in progress at most, and that one goes on from what it keeps in its own folder.
+
+    Args:
+        on_progress: Called with the name of a cell, how many cells are done, and how many there are to do.
+        only: The names of the cells to do, by default all. study.json tells of all that are done.
+    """
+    cells = {name: json.loads(json.dumps(plain(options))) for name, options in study.cells().items()}
+    wanted = list(cells) if only is None else list(only)
+    done = _done(study, folder, cells)
+    report = _write_report(study, folder, cells, draw=False) if not (folder / REPORT).exists() else {}  # what the folder is
+    drawn = -math.inf
+    for number, name in enumerate(wanted):
+
+        def advance(share: float, number: int = number, name: str = name) -> None:
+            on_progress(name, number + share, len(wanted))
+
+        if name not in done:
+            begun = time.monotonic()
+            result = study.run_cell(name, cells[name], folder / WORK / name, advance)
+            cell = {"options": cells[name], "result": result, "seconds": time.monotonic() - begun}
+            write_json(folder / CELLS / f"{name}.json", cell)
+        advance(1.0)
+        last = number + 1 == len(wanted)
+        if last or name not in done:
+            draw = last or time.monotonic() - drawn > _DRAW_EVERY
+            report = _write_report(study, folder, cells, draw)
+            drawn = time.monotonic() if draw else drawn
+    return report
+
+
+def picked(study: Study[Any], wanted: Mapping[str, Iterable[str]]) -> list[str]:
+    """The names of the cells whose options have one of the wanted values for every key."""
+    cells = study.cells()
+    for key, values in wanted.items():
+        there = {_text(options[key]): None for options in cells.values() if key in options}
+        for value in values:
+            named(there, _text(value), key)
+    texts = {key: {_text(value) for value in values} for key, values in wanted.items()}
+    found = [n for n, options in cells.items() if all(key in options and _text(options[key]) in texts[key] for key in texts)]
+    if not found:
+        together = " and ".join(f"{key} {' or '.join(values)}" for key, values in wanted.items())
+        raise DohyoError(f"no cell has {together}; leave one of these out")
+    return found
+
+
+def save_picture(figure: Figure, numbers: dict[str, Any], folder: Path, file: str, title: str, alt: str) -> Picture:
+    """Write a figure as .png and .svg with its numbers beside them."""
+    for suffix in (".svg", ".png"):
+        write_picture(figure, numbers, (folder / file).with_suffix(suffix))
+    return Picture(file, title, alt)
+
+
+def _text(value: Any) -> str:
+    """A value as people write it: 5 and 5.0 are the same."""
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return str(value)
+
+
+def _done(study: Study[Any], folder: Path, cells: dict[str, Cell]) -> dict[str, Cell]:
+    """The cells that the folder holds; a ValueError if they are not of this study, or were made with other options."""
+    if (folder / REPORT).exists():
+        report = _read(folder / REPORT)
+        other = report.get("study")
+        if other != study.name:
+            raise DohyoError(f"{folder} holds the study {other!r}, not {study.name!r}; choose another --out")
+        if not (folder / CELLS).exists():  # a study that was kept without its cells, which study.json holds too
+            for name, cell in report["cells"].items():
+                write_json(folder / CELLS / f"{name}.json", cell)
+    done = {}
+    for name, options in cells.items():
+        path = folder / CELLS / f"{name}.json"
+        if not path.exists():
+            continue
+        done[name] = _read(path)
+        before = done[name].get("options", {})
+        for key in {**before, **options}:
+            if before.get(key) != options.get(key):
+                raise DohyoError(
+                    f"{path}: was made with {key} {before.get(key)!r}, and {options.get(key)!r} is wanted now; choose another "
+                    "--out, give the options that it was made with, or remove that file to do the cell again"
+                )
+    return done
+
+
+def _read(path: Path) -> Cell:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DohyoError(f"{path}: is damaged ({error}); remove it, and the same command makes it anew") from error
+
+
+def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], draw: bool) -> dict[str, Any]:
+    """From what lies in the folder, so that several processes may do cells of one study at a time."""
+    done = _done(study, folder, cells)
+    results = {name: cell["result"] for name, cell in done.items()}
+    conclusions, tables = study.summarise(results) if results else ([], [])
+    pictures = _read(folder / REPORT)["pictures"] if (folder / REPORT).exists() else []
+    if draw:
+        pictures = [dataclasses.asdict(picture) for picture in study.draw(results, folder)]
+    report: dict[str, Any] = plain({
+        "schema_version": SCHEMA_VERSION,
+        "study": study.name,
+        "title": study.title,
+        "question": study.question,
+        "scale": study.scale,
+        "config": {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(study.config).items()},
+        "seeds": study.seeds,
+        "versions": versions(),
+        "seconds": sum(cell["seconds"] for cell in done.values()),
+        "cells_done": len(done),
+        "cells_total": len(cells),
+        "cells": done,
+        "conclusions": [dataclasses.asdict(conclusion) for conclusion in conclusions],
+        "tables": [dataclasses.asdict(table) for table in tables],
+        "pictures": pictures,
+    })  # fmt: skip
+    write_json(folder / REPORT, report)
+    return report

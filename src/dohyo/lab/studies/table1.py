@@ -1,0 +1,134 @@
+"""The paper's table 1: test NLL of one network trained by every objective, at three costs, on two sets of images."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from dohyo.errors import DohyoError
+from dohyo.lab.experiments.density import DensityConfig
+from dohyo.lab.plots.table1 import plot_table
+from dohyo.lab.studies.published import PUBLISHED
+from dohyo.lab.studies.replicas import train_replicas
+from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
+from dohyo.lab.studies.table1_findings import DATA, ROWS, Entry, Findings
+from dohyo.names import named
+
+
+@dataclass(frozen=True)
+class Table1Config(StudyConfig):
+    """The numbers of the study.
+
+    Attributes:
+        sets: What is trained on: digits, mnist, mnist-static or omniglot.
+        costs: Expected log-weights for each image in a step.
+        rows: How it is trained, a row of the table each.
+        hidden: Units in each hidden layer.
+        latent: Latent dimensions.
+        epochs: The most; training ends before if nothing is gained for 300.
+        test_terms: The test NLL is by IWAE with this many terms.
+        replicas: Runs in each cell, with seeds of their own.
+        short_sets: More sets, for which only a few cells are trained, for a few epochs, with the paper's network.
+        short_costs: Their costs.
+        short_rows: Their rows.
+        short_epochs: Their epochs.
+        short_test_terms: The terms of their test NLL.
+    """
+
+    sets: tuple[str, ...] = ("mnist", "omniglot")
+    costs: tuple[int, ...] = (5, 15, 50)
+    rows: tuple[str, ...] = tuple(ROWS)
+    hidden: int = 200
+    latent: int = 50
+    epochs: int = 3500
+    test_terms: int = 5000
+    replicas: int = 3
+    short_sets: tuple[str, ...] = ()
+    short_costs: tuple[int, ...] = (5,)
+    short_rows: tuple[str, ...] = ("iwae", "sumo-variance")
+    short_epochs: int = 1
+    short_test_terms: int = 20
+
+    def __post_init__(self) -> None:
+        for values, known, what in (
+            ((*self.sets, *self.short_sets), dict.fromkeys(DATA), "set"),
+            ((*self.rows, *self.short_rows), ROWS, "row"),
+        ):
+            for value in values:
+                named(known, value, what)
+        if self.replicas < 2:
+            raise DohyoError(f"replicas is {self.replicas}; there must be at least 2, for a spread")
+        if min((*self.costs, *self.short_costs), default=0) < 5:
+            raise DohyoError(f"costs are {self.costs} and {self.short_costs}; each must be at least 5, for SUMO's law")
+
+
+class Table1(Study[Table1Config]):
+    """The study `table1`."""
+
+    name = "table1"
+    title = "Test NLL of models trained by bounds and by unbiased estimators"
+    question = (
+        "One network is trained by the ELBO, IWAE, JVI, SUMO and later unbiased estimators, with the same expected number of "
+        "log-weights for each image. In the paper SUMO's models have a slightly lower test NLL than IWAE's at each of the costs "
+        "5, 15 and 50, on MNIST and on OMNIGLOT. Do they here, and do later estimators do better?"
+    )
+    SCALES = {  # noqa: RUF012
+        "smoke": Table1Config(
+            sets=("digits",), costs=(5,), rows=("iwae", "sumo"), hidden=32, latent=8, epochs=2, test_terms=20, replicas=2
+        ),
+        "small": Table1Config(sets=("digits",), hidden=64, latent=16, epochs=20, test_terms=200, short_sets=("mnist",)),
+        "paper": Table1Config(),
+    }
+    picks = ("data", "cost", "estimator")
+
+    @property
+    def seeds(self) -> list[int]:
+        return [self.config.seed + i for i in range(self.config.replicas)]
+
+    def cells(self) -> dict[str, Cell]:
+        c = self.config
+        common = {"replicas": c.replicas, "seed": c.seed}
+        full = {"hidden": c.hidden, "latent": c.latent, "epochs": c.epochs, "test_terms": c.test_terms}
+        paper = {"hidden": Table1Config.hidden, "latent": Table1Config.latent}
+        short = {**paper, "epochs": c.short_epochs, "test_terms": c.short_test_terms}
+        cells: dict[str, Cell] = {}
+        for sets, costs, rows, numbers in ((c.sets, c.costs, c.rows, full), (c.short_sets, c.short_costs, c.short_rows, short)):
+            for data in sets:
+                for cost in costs:
+                    for row in rows:
+                        own = {"encoder": ROWS[row].encoder, "max_terms": ROWS[row].max_terms}
+                        options = {"data": data, "cost": cost, "estimator": row, **own, **numbers, **common}
+                        cells.setdefault(f"{data}_{cost:03d}_{row}", options)
+        return cells
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        config = DensityConfig(**options | {"estimator": ROWS[options["estimator"]].estimator}, device=self.config.device)
+        return train_replicas(config, folder, advance)
+
+    def _findings(self, cells: dict[str, Cell]) -> Findings:
+        return Findings([Entry(options, cells[name]) for name, options in self.cells().items() if name in cells])
+
+    def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
+        found = self._findings(cells)
+        return found.conclusions(), found.tables()
+
+    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        panels: dict[str, dict[str, Any]] = {}
+        for entry in self._findings(cells).entries:
+            curves = panels.setdefault(entry.data, {"epochs": max(entry.epochs), "rows": {}})["rows"]
+            curve = curves.setdefault(entry.row, {"cost": [], "mean": [], "sd": []})
+            for key, value in {"cost": entry.cost, "mean": fmean(entry.nll), "sd": stdev(entry.nll)}.items():
+                curve[key].append(value)
+        if not panels:
+            return []
+        papers = {
+            data: {row.row: {cost: value for cost, (value, _) in row.at(data).items()} for row in PUBLISHED if row.in_paper}
+            for data in panels
+        }
+        figure, numbers = plot_table(panels, {row: each.label for row, each in ROWS.items()}, papers, DATA)
+        alt = (
+            "Test NLL with the spread of its replicas against the cost, a mark for each objective and a panel for each data set. "
+            "The table beside it holds the same numbers."
+        )
+        title = "Test NLL of each training objective against its cost"
+        return [save_picture(figure, numbers, folder, "table1.png", title, alt)]

@@ -1,0 +1,232 @@
+"""What the cells of the study `table1` show."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from dohyo.lab.studies.published import COSTS, PUBLISHED, SOURCES
+from dohyo.lab.studies.replicas import SHARED_K, Contrast, all_below, listed
+from dohyo.lab.studies.study import Cell, Conclusion, Table
+
+DATA = {"digits": "digits", "mnist": "MNIST", "mnist-static": "MNIST, binarised once", "omniglot": "OMNIGLOT"}
+_DOUBT = 0.05  # the paper's level of its t-test
+_CLOSE = 0.3  # nats: a mean within this of the published one, interval and all, is that one
+_WHOLE = 2000  # epochs: so long, or to its early stop, must a run be trained to be set beside the paper's
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a row of the table is trained; `max_terms` bounds a batch's K, without which it may exhaust memory."""
+
+    label: str
+    estimator: str
+    encoder: str
+    max_terms: int | None = None
+
+
+ROWS = {
+    "elbo": Row("ELBO", "elbo", "same"),
+    "iwae": Row("IWAE", "iwae", "same"),
+    "iwae-dreg": Row("IWAE, DReG encoder", "iwae", "dreg"),
+    "jvi": Row("JVI", "jvi", "same"),
+    "sumo-variance": Row("SUMO, the paper's encoder", "sumo", "variance"),
+    "sumo": Row("SUMO, DReG encoder", "sumo", "dreg"),
+    "symmetric-sumo": Row("SymmetricSUMO, DReG encoder", "symmetric-sumo", "dreg", 128),
+    "multilevel-rr": Row("MultilevelRR, DReG encoder", "multilevel-rr", "dreg", 1024),
+}
+_PAPER = {  # the paper's NLL by row, and there by data and cost
+    published.row: {(data, cost): nll for data in DATA for cost, (nll, _) in published.at(data).items()}
+    for published in PUBLISHED
+    if published.in_paper
+}
+
+
+class Entry:
+    """A cell that is done."""
+
+    def __init__(self, options: Cell, result: Cell) -> None:
+        self.data, self.cost, self.row = str(options["data"]), int(options["cost"]), str(options["estimator"])
+        self.nll, self.epochs, self.result = [float(nll) for nll in result["test_nll"]], list(result["epochs"]), result
+        self.whole = all(epochs >= _WHOLE or epochs < options["epochs"] for epochs in self.epochs)
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.nll)
+
+    @property
+    def where(self) -> str:
+        return f"{DATA[self.data]} at {self.cost}"
+
+
+class Findings:
+    """The cells that are done, beside what others report, and what follows."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = list(entries)
+        self.groups: dict[tuple[str, int], dict[str, Entry]] = {}
+        for entry in entries:
+            self.groups.setdefault((entry.data, entry.cost), {})[entry.row] = entry
+        self.best = {place: min(group.values(), key=lambda entry: entry.mean) for place, group in self.groups.items()}
+
+    def _short(self, sets: Iterable[str]) -> str:
+        """How long the runs on these sets were that did not end by themselves, to begin a finding with."""
+        used = [entry for data in dict.fromkeys(sets) for entry in self.entries if entry.data == data and not entry.whole]
+        lengths = {DATA[entry.data]: max(entry.epochs) for entry in used}
+        return f"in short runs (epochs: {', '.join(f'{data} {n}' for data, n in lengths.items())}): " if lengths else ""
+
+    def against_best(self, entry: Entry) -> Contrast:
+        """What it is behind the best of the same data and cost; Welch's test of that is unpaired, as the paper's."""
+        return Contrast.of((1, entry.nll), (-1, self.best[entry.data, entry.cost].nll))
+
+    def conclusions(self) -> list[Conclusion]:
+        gaps = [_PAPER["iwae"][place] - nll for place, nll in _PAPER["sumo-variance"].items()]
+        paper = f"lower in all {len(gaps)} cases, by {min(gaps):.2f} to {max(gaps):.2f}"
+        found = [
+            self._lower("SUMO's models have a lower test NLL than IWAE's at the same cost", paper, ["sumo-variance"], "iwae"),
+            self._lower(
+                "SUMO's models have a lower test NLL than IWAE's if both encoders follow DReG", "", ["sumo"], "iwae-dreg"
+            ),
+            self._more_terms(),
+            self._more_than_elbo(),
+            self._lower("Later unbiased estimators have a lower NLL than SUMO", "", ["symmetric-sumo", "multilevel-rr"], "sumo"),
+            self._as_published(),
+        ]
+        return [conclusion for conclusion in found if conclusion is not None]
+
+    def _lower(self, claim: str, paper: str, rows: Sequence[str], than: str) -> Conclusion | None:
+        """Whether these rows are below another wherever both are done."""
+        pairs = [(group[row], group[than]) for row in rows for group in self.groups.values() if row in group and than in group]
+        found = {
+            (f"{ROWS[one.row].label}, " if len(rows) > 1 else "") + f"{one.where}:": Contrast.of((1, one.nll), (-1, other.nll))
+            for one, other in pairs
+        }
+        if not found:
+            return None
+        short = self._short(one.data for one, _ in pairs)
+        text = f"{short}difference in nats from {ROWS[than].label} (negative is better): {listed(found)}"
+        return Conclusion(claim, paper, text, all_below(list(found.values())))
+
+    def _ends(self, row: str) -> dict[str, tuple[Entry, Entry]]:
+        """The entries of a row at the least and at the largest cost, by data."""
+        found = {}
+        for data in dict.fromkeys(entry.data for entry in self.entries):
+            own = sorted((e for e in self.entries if e.data == data and e.row == row), key=lambda entry: entry.cost)
+            if len(own) > 1:
+                found[data] = own[0], own[-1]
+        return found
+
+    def _more_terms(self) -> Conclusion | None:
+        rows = [row for row in ("iwae", "sumo-variance", "sumo") if self._ends(row)]
+        found = {
+            f"{ROWS[row].label} on {DATA[data]}, {few.cost} to {many.cost}:": Contrast.of((1, many.nll), (-1, few.nll))
+            for row in rows
+            for data, (few, many) in self._ends(row).items()
+        }
+        if not found:
+            return None
+        paper = _paper_gains("iwae", "sumo-variance")
+        return Conclusion(
+            "More terms give better models, by IWAE and by SUMO",
+            paper,
+            self._short(data for row in rows for data in self._ends(row)) + listed(found),
+            all_below(list(found.values())),
+        )
+
+    def _more_than_elbo(self) -> Conclusion | None:
+        elbo, iwae = self._ends("elbo"), self._ends("iwae")
+        both = {data: (*iwae[data], *elbo[data]) for data in iwae if data in elbo}
+        found = {
+            f"{DATA[data]}:": Contrast.of((1, many.nll), (-1, few.nll), (-1, elbo_many.nll), (1, elbo_few.nll))
+            for data, (few, many, elbo_few, elbo_many) in both.items()
+        }
+        if not found:
+            return None
+        text = (
+            f"{self._short(both)}what IWAE gains from more terms beyond what the ELBO gains (negative is more): {listed(found)}"
+        )
+        paper = _paper_gains("iwae", "elbo")
+        return Conclusion("More terms help IWAE more than the ELBO", paper, text, all_below(list(found.values())))
+
+    def _as_published(self) -> Conclusion | None:
+        texts, verdicts = [], []
+        pairs = [(e, at[e.data, e.cost]) for e in self.entries if (e.data, e.cost) in (at := _PAPER.get(e.row, {}))]
+        for entry, value in pairs:
+            own = Contrast.of((1, entry.nll))
+            away, half = abs(own.mean - value), own.half(len(pairs))
+            verdicts.append(
+                None if not entry.whole else True if away + half < _CLOSE else False if away - half > _CLOSE else None
+            )
+            texts.append(f"{ROWS[entry.row].label} {entry.where}: {own.mean:.2f} ± {half:.2f} (epochs: {max(entry.epochs)}), "
+                         f"the paper's is {value:.2f}")  # fmt: skip
+        if not pairs:
+            return None
+        holds = False if False in verdicts else None if None in verdicts else True
+        claim = f"Our test NLL are the paper's, to {_CLOSE} nats"
+        return Conclusion(claim, "trained until 300 epochs bring no gain", "; ".join(texts), holds)
+
+    def tables(self) -> list[Table]:
+        sets = dict.fromkeys([*("mnist", "omniglot"), *(entry.data for entry in self.entries)])
+        return [*(self._beside(data) for data in sets), self._details()]
+
+    def _beside(self, data: str) -> Table:
+        """Laid out as in the paper, with what others report."""
+        own = [entry for entry in self.entries if entry.data == data]
+        others = [published for published in PUBLISHED if published.at(data)]
+        costs = sorted({*(COSTS if others else ()), *(entry.cost for entry in own)})
+        rows: list[list[str | float | None]] = []
+        for published in others:
+            at = published.at(data)
+            values = [None if k not in at else f"{at[k][0]:.2f}" + (f" ± {at[k][1]:.2f}" if at[k][1] else "") for k in costs]
+            rows.append([published.objective, f"published: {published.source}", *values])
+        for row in ROWS:
+            entries = {entry.cost: entry for entry in own if entry.row == row}
+            if entries:
+                length = max(epochs for entry in entries.values() for epochs in entry.epochs)
+                rows.append([ROWS[row].label, f"ours, epochs: {length}", *(self._value(entries.get(cost)) for cost in costs)])
+        notes = ["± is the standard deviation over the runs."]
+        if own:
+            replicas, terms = len(own[0].nll), own[0].result["test_terms"]
+            notes.append(
+                f"Ours: {replicas} replicas, NLL by IWAE with {terms} terms; * marks the best of a column and those that Welch's "
+                f"t-test does not tell from it (p > {_DOUBT})."
+            )
+            if not all(entry.whole for entry in own):
+                than = ", far shorter than the published ones" if others else ""
+                notes.append(f"Ours are short runs{than}: compare them with one another only.")
+        if others:
+            sources = dict.fromkeys(published.source for published in others)
+            notes.append(f"Published, NLL by IWAE with 5000 terms: {'; '.join(f'{name}: {SOURCES[name]}' for name in sources)}.")
+        return Table(
+            f"Test NLL on {DATA[data]}", ["objective", "whose", *(f"k = {cost}" for cost in costs)], rows, " ".join(notes)
+        )
+
+    def _value(self, entry: Entry | None) -> str | None:
+        if entry is None:
+            return None
+        star = " *" if self.best[entry.data, entry.cost] is entry or self.against_best(entry).p > _DOUBT else ""
+        return f"{entry.mean:.2f} ± {stdev(entry.nll):.2f}{star}"
+
+    def _details(self) -> Table:
+        columns = ["data", "k", "objective", "test NLL", "sd", "behind the best", "p", "expected cost", "steps clipped", "epochs"]
+        rows: list[list[str | float | None]] = []
+        for e in self.entries:
+            behind, best = self.against_best(e), self.best[e.data, e.cost] is e
+            tested: list[str | float | None] = (
+                [None, None] if best else [f"{behind.mean:.2f} ± {behind.half():.2f}", float(f"{behind.p:.2g}")]
+            )
+            numbers = [round(e.result["expected_cost"], 2), f"{fmean(e.result['clipped_decoder']):.0%}", max(e.epochs)]
+            rows.append([DATA[e.data], e.cost, ROWS[e.row].label, round(e.mean, 3), round(stdev(e.nll), 3), *tested, *numbers])
+        note = (
+            "Behind the best of the same data and k, with half a 95% interval; p is that of Welch's unpaired t-test, and not "
+            "corrected for the number of rows nor for the choice of the best. The replicas of each row begin with the same "
+            f"parameters and data orders as those of the others. {SHARED_K} SymmetricSUMO and MultilevelRR are "
+            "capped, so that they are unbiased for IWAE with "
+            f"{ROWS['symmetric-sumo'].max_terms} and {ROWS['multilevel-rr'].max_terms} terms at most."
+        )
+        return Table("Ours in detail", columns, rows, note)
+
+
+def _paper_gains(*rows: str) -> str:
+    few, many = ("mnist", COSTS[0]), ("mnist", COSTS[-1])
+    gains = [f"{ROWS[row].estimator.upper()} {_PAPER[row][many] - _PAPER[row][few]:+.2f}" for row in rows]
+    return f"MNIST, {few[1]} to {many[1]}: {', '.join(gains)}"

@@ -1,0 +1,73 @@
+"""Targets by name: those of this package, and a user's own `package.module:function`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from dohyo.errors import DohyoError
+from dohyo.lab.targets.autoregressive import Autoregressive
+from dohyo.lab.targets.custom import Custom
+from dohyo.lab.targets.eight_schools import CentredEightSchools, EightSchools
+from dohyo.lab.targets.o_rings import ORings
+from dohyo.lab.targets.planar import Banana, Funnel, Mixture, Ring
+from dohyo.lab.targets.target import Target, same_dimension, whole
+from dohyo.names import nearest, users_function
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "funnel": Funnel,
+    "banana": Banana,
+    "mixture": Mixture,
+    "ring": Ring,
+    "eight-schools": EightSchools,
+    "eight-schools-centred": CentredEightSchools,
+    "o-rings": ORings,
+    "autoregressive": Autoregressive,
+}
+
+
+def target(of: str | Callable[..., Any], dimension: int | None = None) -> Target:
+    """The target with this name, or the one that a user's log-density makes.
+
+    Args:
+        of: A key of `TARGETS`; `package.module:function`, looked for in the current folder first; a `Target`; or a function
+            from x (n, dimension) to log-densities (n,), up to a constant. A class is built without arguments.
+        dimension: Of a function that has no attribute `dimension`.
+
+    Example:
+        >>> target("funnel")
+        Funnel(scale=1.35)
+        >>> target(lambda x: -x.abs().sum(-1), dimension=3).dimension
+        3
+        >>> target("funel")
+        Traceback (most recent call last):
+            ...
+        dohyo.DohyoError: unknown target 'funel': did you mean 'funnel'? the names are ...; your own is package.module:function
+    """
+    function: Any = of
+    name = of if isinstance(of, str) else str(getattr(of, "__name__", type(of).__name__))
+    if isinstance(of, str) and ":" in of:
+        function = users_function(of)
+    elif isinstance(of, str):
+        if of not in TARGETS:
+            raise DohyoError(f"unknown target {of!r}: {nearest(of, TARGETS)}; your own is package.module:function")
+        function = TARGETS[of]()
+    if isinstance(function, type):
+        function = _built(function, name)
+    if not callable(function):
+        raise DohyoError(
+            f"{name} cannot be called; a target is one of {', '.join(TARGETS)}, package.module:function or a function"
+        )
+    if not isinstance(function, Target):
+        return Custom(function, dimension, name)
+    own = whole(f"{name}: its dimension", getattr(function, "dimension", None))
+    same_dimension(name, own if dimension is None else dimension, own)
+    return function
+
+
+def _built(cls: type, name: str) -> Any:
+    try:
+        return cls()
+    except Exception as error:  # a user's class may raise anything
+        raise DohyoError(
+            f"the class {name} cannot be built without arguments ({type(error).__name__}: {' '.join(str(error).split())}); "
+            "name a function, or an object that is built"
+        ) from error

@@ -1,0 +1,143 @@
+"""The compiled step.
+
+The network runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded to a power
+of two and compiled once for each. Whatever is made once and read by every step is kept, for `graphs`.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim.adam import adam
+
+from dohyo.lab.training.flat import flattened
+from dohyo.lab.training.step import Finish, Kept, Team
+from dohyo.packing import even, moved, through_tables
+
+_OPTIONS = {"combo_kernels": True}  # what does not depend on each other is one launch on a GPU
+WIDEST = 256  # steps with more log-weights are rare and run as they are: each doubling takes longer to compile
+
+
+def _show_randn_like() -> None:
+    """Let `noise.Given` answer torch.randn_like also while a network is compiled: the compiler does not ask it by itself."""
+    with contextlib.suppress(ImportError, AttributeError):  # another torch: then models that use it are not captured
+        from torch._dynamo.variables.torch import get_overridable_functions
+
+        get_overridable_functions().add(torch.randn_like)
+
+
+def network(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A network compiled, gradients and all."""
+    from dohyo.lab.training.products import (
+        Products,  # brings the compiler with it, a second that only those who compile should wait
+    )
+
+    _show_randn_like()
+    return torch.compile(function, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": Products()})
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A network gone through the compiler's front only: whether that can be is soon known."""
+    _show_randn_like()
+    return torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
+
+
+def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
+    """A function of tensors, traced below autograd and compiled for the shapes of the example."""
+    with torch.no_grad():
+        function(*(tensor.clone() for tensor in example))  # constants that are kept from the first call on stay out of the trace
+        graph = make_fx(function)(*(tensor.clone() for tensor in example))
+        return torch._inductor.compile(graph, list(example), options=_OPTIONS)  # type: ignore[no-any-return]
+
+
+def bucket_of(n: int) -> int:
+    """The next power of two."""
+    return 1 << (n - 1).bit_length()
+
+
+class CompiledTables:
+    """`packing.through_tables` for equal counts, compiled for each power of two, or for the one number that never varies."""
+
+    def __init__(self, varying: bool) -> None:
+        self.varying = varying
+        self.programs: dict[Any, Callable[..., list[Tensor]]] = {}
+        self.kept: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, function: Callable[..., tuple[Tensor, ...]], packed: Tensor, counts: Tensor, *of_each: Tensor) -> Any:
+        n = even(counts)
+        if n is None or n > WIDEST:
+            return through_tables(function, packed, counts, *of_each)
+        if (key := (counts.shape, n)) not in self.kept:
+            width = bucket_of(n) if self.varying else n
+            self.kept[key] = packed.new_full((len(counts), width), -torch.inf), moved(counts, packed.device)
+        table, own_counts = self.kept[key]
+        if table.shape[1] == n:
+            table = packed.view(len(counts), n)
+        else:
+            table[:, :n] = packed.view(len(counts), n)
+        arguments = (table, own_counts, *of_each)
+        if table.shape not in self.programs:
+            self.programs[table.shape] = compiled(lambda *tensors: list(function(*tensors)), *arguments)
+        return [part[:, :n].flatten() if part.ndim == 2 else part for part in self.programs[table.shape](*arguments)]
+
+
+class CompiledFinish(Finish):
+    """`Finish` as one compiled function, with torch's own Adam on the parameters of all runs at once.
+
+    The runs' optimisers keep what they have learnt, as views of the tables that are changed here.
+    """
+
+    def __init__(self, team: Team, *rest: Any) -> None:
+        super().__init__(*rest)
+        keys = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.config.optimiser == "amsgrad" else [])]
+        self.learnt = [[s.optimiser.state[p] for p in own] for s, own in zip(team.states, team.each, strict=True)]
+        for own, row in zip(team.each, self.learnt, strict=True):
+            for parameter, kept in zip(own, row, strict=True):
+                kept.setdefault("step", torch.zeros((), device=team.device))
+                for key in keys:
+                    kept.setdefault(key, torch.zeros_like(parameter))
+        tables = [flattened([[kept[key] for kept in row] for row in self.learnt])[0] for key in keys]
+        self.steps = torch.stack([row[0]["step"].to(team.device, torch.float32) for row in self.learnt])
+        self.rates = torch.zeros(len(self.learnt), device=team.device)
+        self.adam = [team.model.flat, *tables, self.steps, self.rates]
+        self.programs: dict[Any, Callable[..., Any]] = {}
+
+    def begin(self, team: Team) -> None:
+        self.rates.copy_(torch.tensor([state.rate for state in team.states]))
+
+    def end(self, team: Team) -> None:
+        for row, step in zip(self.learnt, self.steps, strict=True):
+            for kept in row:
+                kept["step"].copy_(step)
+
+    def follow(self, team: Team, gradients: list[Tensor], numbers: Mapping[str, Tensor], level: Tensor) -> None:
+        names, kept = list(numbers), team.kept
+        sizes = [len(gradients), len(names), 1, len(names), 2, len(self.adam)]
+
+        def whole(*tensors: Tensor) -> list[Tensor]:
+            groups = iter(tensors)
+            steps, values, (tall,), sums, state, own = ([next(groups) for _ in range(size)] for size in sizes)
+            keeping = Kept(dict(zip(names, sums, strict=True)), *state)
+            flat = self.settle(keeping, steps, len(team.theta), dict(zip(names, values, strict=True)), tall)
+            self._adam(flat, *own)
+            return []
+
+        sums = [kept.sums[name] for name in names]
+        arguments = [*gradients, *numbers.values(), level, *sums, kept.clipped, kept.baseline, *self.adam]
+        key = (next(iter(numbers.values())).shape, *(gradient.stride() for gradient in gradients))
+        if key not in self.programs:
+            self.programs[key] = compiled(whole, *arguments)
+        self.programs[key](*arguments)
+
+    def _adam(self, gradient: Tensor, parameter: Tensor, *tables: Tensor) -> None:
+        """Runs are the last dimension here, so that each has its own rate and count of steps."""
+        config = self.config
+        average, square, *largest, steps, rates = tables
+        adam(
+            [parameter.T], [gradient.T], [average.T], [square.T], [table.T for table in largest], [steps],
+            foreach=False, differentiable=True, amsgrad=bool(largest), beta1=config.beta1, beta2=config.beta2, lr=rates,
+            weight_decay=0.0, eps=config.epsilon, maximize=False,
+        )  # fmt: skip

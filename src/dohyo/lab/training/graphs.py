@@ -1,0 +1,120 @@
+"""Steps recorded as CUDA graphs, which one call replays.
+
+A graph has fixed shapes. So steps are recorded for each number of data and of log-weights: the first step with new numbers runs
+as it is, which compiles and loads what must be, and if they come again that step is recorded. A graph knows addresses: whatever a
+recorded step reads must live as long as the graph does, in the team, in the programs, counts, plans and memory that are kept, or
+in the graph's own memory.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dohyo.lab.training.captured import WIDEST, bucket_of
+from dohyo.lab.training.step import Team
+from dohyo.packing import Plan
+
+_LINE = 256  # bytes to which tensors are aligned
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A step in two graphs, the indices that the first reads, and the memory from and to which its draws are copied."""
+
+    index: Tensor
+    draws: torch.cuda.CUDAGraph
+    drawn: Tensor
+    read: Tensor
+    step: torch.cuda.CUDAGraph
+
+
+class Graphs:
+    """Takes steps. Call it with indices, and the number of log-weights of each datum.
+
+    What a step draws, data and noise, has a graph and a stream of its own: it is drawn while the step before still computes, and
+    copied in one piece to where the step reads it.
+    """
+
+    def __init__(
+        self, draw: Callable[[Tensor, Plan], list[Tensor]], step: Callable[[Sequence[Tensor], Plan], None], team: Team
+    ) -> None:
+        self.draw, self.step = draw, step
+        self.noises = [state.noise for state in team.states if state.noise is not None]
+        self.stream, self.ahead = torch.cuda.Stream(team.device, priority=-1), torch.cuda.Stream(team.device)
+        self.pool, self.pool_ahead = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
+        self.seen: dict[tuple[int, int], tuple[Plan, list[Tensor]]] = {}
+        self.recorded: dict[tuple[int, int], _Recorded] = {}
+        self.memory: dict[int, tuple[Tensor, Tensor]] = {}
+        self.free = torch.cuda.Event()
+
+    def ready(self) -> None:
+        """What is drawn next waits for all that was done up to now, the making of indices above all."""
+        self.free.record(self.stream)
+
+    def __call__(self, index: Tensor, n: int) -> None:
+        key = index.shape[1], n
+        if key not in self.recorded:
+            if key not in self.seen:
+                plan = Plan.even(index.numel(), n, index.device)
+                drawn = self.draw(index, plan)
+                if n <= WIDEST:
+                    self.seen[key] = plan, [part.to("meta") for part in drawn]
+                return self.step(drawn, plan)
+            self.recorded[key] = self._record(index, *self.seen[key])
+        recorded = self.recorded[key]
+        with torch.cuda.stream(self.ahead):
+            self.ahead.wait_event(self.free)
+            recorded.index.copy_(index)
+            recorded.draws.replay()
+        self.stream.wait_stream(self.ahead)
+        recorded.read.copy_(recorded.drawn)
+        self.free.record(self.stream)
+        recorded.step.replay()
+        return None
+
+    def _record(self, index: Tensor, plan: Plan, like: list[Tensor]) -> _Recorded:
+        own, size = index.clone(), sum(map(_room, like))
+        bucket = bucket_of(size)
+        if bucket not in self.memory:
+            self.memory[bucket] = index.new_empty(bucket, dtype=torch.uint8), index.new_empty(bucket, dtype=torch.uint8)
+        drawn, read = (whole[:size] for whole in self.memory[bucket])
+
+        def draws() -> None:
+            for place, part in zip(_views(drawn, like), self.draw(own, plan), strict=True):
+                place.copy_(part)
+
+        with torch.cuda.stream(self.ahead):
+            self.ahead.wait_stream(self.stream)
+            first = _graph(draws, self.pool_ahead, self.noises)
+        second = _graph(lambda: self.step(_views(read, like), plan), self.pool, [])
+        return _Recorded(own, first, drawn, read, second)
+
+
+def _room(like: Tensor) -> int:
+    return -(-like.nbytes // _LINE) * _LINE
+
+
+def _views(memory: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Tensors like these, one after the other in memory."""
+    rooms = memory.split([_room(one) for one in like])
+    return [room[: one.nbytes].view(one.dtype).view(one.shape) for room, one in zip(rooms, like, strict=True)]
+
+
+def _graph(work: Callable[[], None], pool: Any, noises: list[torch.Generator]) -> torch.cuda.CUDAGraph:
+    """What work does on the current stream."""
+    graph = torch.cuda.CUDAGraph()
+    for noise in noises:
+        graph.register_generator_state(noise)
+    graph.capture_begin(pool=pool)
+    try:
+        work()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # what went wrong first is what counts
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return graph

@@ -1,0 +1,95 @@
+"""Devices and processes, through Lightning Fabric."""
+
+import atexit
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dohyo.errors import DohyoError
+
+T = TypeVar("T")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+def launch(device: str = "auto") -> Fabric:
+    """A Fabric on one device, or one of the processes that torchrun has started."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device not in DEVICES:
+        raise DohyoError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DohyoError("device is cuda, but torch sees no CUDA GPU; use --device cpu")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise DohyoError("device is mps, but torch sees no Apple GPU; use --device cpu")
+    with warnings.catch_warnings(), quiet("lightning_fabric", logging.WARNING):  # else it tells users to set what `programs` sets
+        warnings.simplefilter("ignore")  # advice on strategies that are not used here
+        fabric = Fabric(
+            accelerator=device,
+            devices=processes,
+            num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // processes,
+            strategy="ddp" if processes > 1 else "auto",
+        )
+        fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_part)  # gloo's threads abort a process that ends before them
+    return fabric
+
+
+@contextlib.contextmanager
+def quiet(name: str, level: int) -> Iterator[None]:
+    """A library's logger says nothing below a level."""
+    log = logging.getLogger(name)
+    before = log.level
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _part() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def leave(fabric: Fabric) -> None:
+    """Wait for the other processes and part from them, so that none ends while another still talks to it."""
+    if fabric.world_size > 1:
+        fabric.barrier()
+        _part()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch's CPU code runs on this thread alone, for small work while a GPU waits: 15 ms were seen until others had woken up."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def sum_over_processes(fabric: Fabric, tensors: list[Tensor]) -> list[Tensor]:
+    """Each tensor summed over the processes, in one flat all-reduce."""
+    if fabric.world_size == 1:
+        return tensors
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    total: Tensor = fabric.all_reduce(flat, reduce_op="sum")  # type: ignore[assignment]
+    parts = total.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def gather(fabric: Fabric, value: T) -> list[T]:
+    """Every process's value, on each of them, in order."""
+    if fabric.world_size == 1:
+        return [value]
+    values: list[T | None] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(values, value)
+    return [v for v in values if v is not None]

@@ -1,0 +1,98 @@
+"""The products of a compiled network, as a GPU likes them.
+
+The gradients of weight matrices have long sums, which are done in parts, and are delivered in the order of the weights. What two
+backward passes have in common is done once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from dohyo.lab.training import shared_products
+from dohyo.lab.training.shared_products import share_products
+
+_aten = torch.ops.aten
+_TILE, _BLOCKS, _SHORTEST = 64, 640, 256
+
+
+class Products(CustomGraphPass):
+    """A pass for Inductor, its option "post_grad_custom_post_pass": `share_products`, then A'B of (rows, ...), or of batches.
+
+    The library's product gives each block of the result to one unit of the GPU, which sums over all rows by itself. A small
+    result has few blocks, so most units would wait: the rows are split, and the parts' sums added. Where the number of rows
+    varies, the first that is seen decides how. And where (A'B)' is what is wanted, as autograd does of a linear layer, B'A is
+    computed, so that nobody must turn it round later.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        share_products(graph)
+        for target in (_aten.mm.default, _aten.bmm.default):
+            for product in graph.find_nodes(op="call_function", target=target):
+                old, new, (left, right), users = product, product, product.args, list(product.users)
+                with graph.inserting_before(product):
+                    if len(users) == 1 and _is_transposed(users[0]):
+                        old, left, right = users[0], _transposed(graph, right), _transposed(graph, left)
+                        new = _call(graph, target, _size(old), left, right)
+                    parts = _parts(_size(left), _size(right))
+                    if parts > 1 and _is_transposed(left) and _free(left.args[0]) and _free(right):
+                        new = _in_parts(graph, left.args[0], right, parts)
+                if new is not old:
+                    old.replace_all_uses_with(new)
+        graph.eliminate_dead_code()
+
+    def uuid(self) -> Any:
+        return get_hash_for_files((__file__, shared_products.__file__))
+
+
+def _parts(left: torch.Size, right: torch.Size) -> int:
+    """In how many parts to sum over the rows of (..., m, rows) x (..., rows, n)."""
+    (*batch, m, rows), n = left, right[-1]
+    if not all(isinstance(size, int) for size in (*batch, m, n)):
+        return 1
+    known, length = (rows, rows) if isinstance(rows, int) else (int(rows.node.expr.as_coeff_Mul()[0]) or 1, rows.node.hint)
+    blocks = (*batch, 1)[0] * -(-m // _TILE) * -(-n // _TILE)
+    most = min(_BLOCKS // blocks, length // _SHORTEST)
+    return max((parts for parts in range(2, most + 1) if known % parts == 0), default=1)
+
+
+def _in_parts(graph: fx.Graph, left: fx.Node, right: fx.Node, parts: int) -> fx.Node:
+    """The product of left' (..., rows, m) and right (..., rows, n)."""
+    (*batch, rows, m), n = _size(left), _size(right)[-1]
+    whole, length = (*batch, 1)[0] * parts, rows // parts
+    left = _call(graph, _aten.reshape.default, [whole, length, m], left, [whole, -1, m])
+    right = _call(graph, _aten.reshape.default, [whole, length, n], right, [whole, -1, n])
+    products = _call(graph, _aten.bmm.default, [whole, m, n], _transposed(graph, left), right)
+    split = _call(graph, _aten.reshape.default, [*batch, parts, m, n], products, [*batch, parts, m, n])
+    return _call(graph, _aten.sum.dim_IntList, [*batch, m, n], split, [len(batch)])
+
+
+def _is_transposed(node: Any) -> bool:
+    return node.target is _aten.permute.default and list(node.args[1]) in ([1, 0], [0, 2, 1])
+
+
+def _free(node: fx.Node) -> bool:
+    """Whether a batch may be reshaped: not if its size varies and its strides do not, as of some that the forward pass left."""
+    value: Tensor = node.meta["val"]
+    return value.ndim == 2 or isinstance(value.shape[1], int) or not isinstance(value.stride(0), int)
+
+
+def _transposed(graph: fx.Graph, node: fx.Node) -> Any:
+    if _is_transposed(node):
+        return node.args[0]
+    *batch, a, b = _size(node)
+    return _call(graph, _aten.permute.default, [*batch, b, a], node, [1, 0] if not batch else [0, 2, 1])
+
+
+def _call(graph: fx.Graph, target: Any, size: Sequence[int], node: fx.Node, *rest: Any) -> fx.Node:
+    """A call whose result has this size. It is not tried: that might fix what varies."""
+    new = graph.call_function(target, (node, *rest))
+    new.meta["val"] = node.meta["val"].new_empty(size)
+    return new
+
+
+def _size(node: fx.Node) -> torch.Size:
+    value: Tensor = node.meta["val"]
+    return value.shape

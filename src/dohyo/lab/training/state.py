@@ -1,0 +1,181 @@
+"""All that a run is at the end of an epoch, and how it is kept: one file, replaced whole."""
+
+import copy
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from dohyo.errors import DohyoError
+from dohyo.files import replacing
+from dohyo.lab.training.config import Progress, StepConfig
+from dohyo.lab.training.processes import gather
+from dohyo.lab.training.tasks import Task
+
+CHECKPOINT = "checkpoint.pt"
+_FREE = {"epochs", "steps", "instance", "stop_patience", "device", "max_rows", "checkpoint_seconds", "data_dir", "on_divergence",
+         "max_seconds", "program",
+         "test_terms", "test_draws"}  # fmt: skip  # what may change on resume
+
+
+@dataclass(eq=False)
+class State:
+    """A run between two epochs: what is needed to go on as if nothing had happened.
+
+    Noise comes from torch's global generator, which each process seeds for itself, or, the same numbers, from `noise` if that
+    is there; `order` shuffles the data, the same on every process; `depth` draws K, the same on every process for a batch K
+    and not otherwise. `best` are the parameters that the run would leave if it ended now. `rate` is the learning rate now, which
+    an optimiser may hold in single precision on a GPU.
+    """
+
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    order: torch.Generator
+    depth: torch.Generator
+    best: dict[str, Any]
+    rate: float
+    noise: torch.Generator | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    @classmethod
+    def start(cls, model: nn.Module, config: Any, fabric: Fabric, shared_k: bool, own_noise: bool = False) -> "State":
+        """A run that has not begun."""
+        model.load_state_dict(fabric.broadcast(model.state_dict()))
+        model = model.to(fabric.device)
+        rank = fabric.global_rank
+        seed = config.seed + 1_000_003 * (rank + 1)
+        noise = torch.Generator(fabric.device).manual_seed(seed) if own_noise else None
+        if noise is None:
+            torch.manual_seed(seed)
+        k_seed = getattr(config, "k_seed", None)
+        k_seed = config.seed if k_seed is None else k_seed
+        return cls(
+            model,
+            _optimiser(model, config, fabric.device),
+            order=torch.Generator().manual_seed(config.seed + 2_000_003),
+            depth=torch.Generator().manual_seed(k_seed + (0 if shared_k else 7_000_003 * rank) + 1),
+            best=_copied(model.state_dict()),
+            rate=config.learning_rate,
+            noise=noise,
+        )
+
+    def set_rate(self, rate: float) -> None:
+        self.rate = rate
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def after_epoch(self, score: float | None, config: Any) -> None:
+        """Count the epoch, remember the parameters if they are the best, or if there is no score to tell."""
+        progress = self.progress
+        progress.epoch += 1
+        if score is None or score < progress.best_score:
+            progress.best_score = progress.best_score if score is None else score
+            progress.best_epoch, progress.stale = progress.epoch, 0
+            self.best = _copied(self.model.state_dict())
+        else:
+            progress.stale += 1
+            progress.drops += config.drops(progress)
+
+    def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
+        """Write the checkpoint; every process must call this, the first one writes."""
+        noise = {"depth": self.depth.get_state(), "task": task.state_dict()}
+        if self.noise is not None:
+            noise[fabric.device.type] = self.noise.get_state()
+        else:
+            noise["cpu"] = torch.random.get_rng_state()
+            if fabric.device.type == "cuda":
+                noise["cuda"] = torch.cuda.get_rng_state(fabric.device)
+        checkpoint = {
+            "model": _copied(self.model.state_dict()),
+            "best": self.best,
+            "optimiser": {"state": {place: _copied(own) for place, own in self.optimiser.state_dict()["state"].items()}},
+            "config": identity(config),
+            "order": self.order.get_state(),
+            "noise": gather(fabric, noise),
+            "numbers": dataclasses.asdict(self.progress),
+        }
+        if fabric.is_global_zero:
+            try:
+                with replacing(folder / CHECKPOINT) as temporary:
+                    torch.save(checkpoint, temporary)
+            except RuntimeError as error:  # what torch makes of a full disk
+                reason = str(error).splitlines()[0]
+                raise OSError(f"{folder / CHECKPOINT} cannot be written ({reason}); the one before it is kept") from error
+
+    def restore(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
+        """Become what the folder's checkpoint holds, if there is one."""
+        if not (folder / CHECKPOINT).exists():
+            return
+        checkpoint = load_checkpoint(folder)
+        if len(checkpoint["noise"]) != fabric.world_size:
+            raise DohyoError(
+                f"{folder}: the run had {len(checkpoint['noise'])} processes, not {fabric.world_size}; resume with as many"
+            )
+        for key, value in identity(config).items():
+            if key in checkpoint["config"] and checkpoint["config"][key] != value:  # an option that is new has its default
+                raise DohyoError(
+                    f"{folder}: {key} is {value} now, but was {checkpoint['config'].get(key)} when the run began; "
+                    "put it back, or start a new run"
+                )
+        self.model.load_state_dict(checkpoint["model"])
+        own = self.optimiser.state_dict()  # its options are of this machine: only what it has learnt is taken over
+        self.optimiser.load_state_dict({**own, "state": checkpoint["optimiser"]["state"]})
+        self.best = checkpoint["best"]
+        self.order.set_state(checkpoint["order"])
+        noise = checkpoint["noise"][fabric.global_rank]
+        self.depth.set_state(noise["depth"])
+        if self.noise is not None and fabric.device.type in noise:
+            self.noise.set_state(noise[fabric.device.type])
+        elif self.noise is None:
+            if "cpu" in noise:
+                torch.random.set_rng_state(noise["cpu"])
+            if fabric.device.type == "cuda" and "cuda" in noise:
+                torch.cuda.set_rng_state(noise["cuda"], fabric.device)
+        task.load_state_dict(noise["task"])
+        for name, value in checkpoint["numbers"].items():
+            setattr(self.progress, name, value)
+
+
+def _optimiser(model: nn.Module, config: StepConfig, device: torch.device) -> torch.optim.Optimizer:
+    """On a CUDA GPU with its numbers on the device, so that a step can be recorded and never waits."""
+    parameters = list(model.parameters())
+    gpu = device.type == "cuda"
+    rate: Any = torch.tensor(config.learning_rate, device=device) if gpu else config.learning_rate
+    if config.optimiser == "rmsprop":
+        return torch.optim.RMSprop(parameters, lr=rate, alpha=config.beta2, eps=config.epsilon, capturable=gpu)
+    betas, amsgrad = (config.beta1, config.beta2), config.optimiser == "amsgrad"
+    return torch.optim.Adam(parameters, rate, betas, config.epsilon, amsgrad=amsgrad, capturable=gpu, fused=gpu or None)
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Copies of tensors that may be views: `deepcopy` and `torch.save` would take along all that they are views of."""
+    return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in values.items()}
+
+
+def identity(config: StepConfig) -> dict[str, Any]:
+    """What of a config decides the numbers of a run, as plain data."""
+    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in _FREE}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any]:
+    """The checkpoint of a run, on the CPU, as plain data: nothing in it can run code."""
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        raise DohyoError(f"{folder}: has no {CHECKPOINT} yet; train it first (--resume {folder})")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        numbers, noise, _, _ = (checkpoint[key] for key in ("numbers", "noise", "best", "config"))
+        older = set(numbers) != {f.name for f in dataclasses.fields(Progress)} or "task" not in noise[0]
+    except Exception as error:
+        raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged ({type(error).__name__})") from error
+    if older:
+        raise DohyoError(f"{path}: was made by another version of dohyo; start a new run, or go on with the version that made it")
+    return dict(checkpoint)

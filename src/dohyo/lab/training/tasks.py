@@ -1,0 +1,166 @@
+"""What the loop trains on: data, or draws of the model itself."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from dohyo.errors import DohyoError
+from dohyo.estimators import IWAE
+from dohyo.evaluation import evaluate, most_rows
+from dohyo.lab.training.config import DrawsConfig, LoopConfig, Progress, StepConfig
+from dohyo.lab.training.processes import one_thread, sum_over_processes
+from dohyo.objectives import Losses
+
+Record = dict[str, Any]
+C = TypeVar("C", bound=StepConfig, contravariant=True)
+
+
+class Objective(Protocol):
+    """What the loop asks of an objective."""
+
+    @property
+    def shared(self) -> bool:
+        """One K for the whole batch."""
+        ...
+
+    @property
+    def running_baseline(self) -> bool: ...
+
+    def __call__(self, model: Any, x: Tensor, depth: Any, baseline: Any, /) -> Losses: ...
+
+    def skip(self, generator: torch.Generator) -> None:
+        """Draw a shared K and leave it, to keep in step with other processes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batches:
+    """An epoch's indices (..., data), of which each step takes so many."""
+
+    order: Tensor
+    size: int
+
+    def __len__(self) -> int:
+        return -(-self.order.shape[-1] // self.size)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for step in range(len(self)):
+            yield self.order[..., step * self.size : (step + 1) * self.size]
+
+
+class Task(Protocol, Generic[C]):
+    """What the loop asks of a task."""
+
+    def begin(self, fabric: Fabric, config: C) -> None:
+        """Move to the device; a ValueError if there is too little for so many processes."""
+        ...
+
+    def prepare(self, state: Any, config: C) -> None:
+        """What is done to the run's state before each epoch; nothing, as a rule."""
+        ...
+
+    def batches(self, config: C, progress: Progress, order: torch.Generator) -> Iterable[Tensor]:
+        """The indices of each step's data, for one epoch."""
+        ...
+
+    def batch(self, index: Tensor) -> Tensor:
+        """What the objective is given, one row for each index."""
+        ...
+
+    def check(self, model: nn.Module, record: Record, config: C, fabric: Fabric) -> Record:
+        """What is looked at after an epoch. `score`, if there, is what the best parameters have least of; else the last
+        parameters are kept. `stop`, if true, ends the run."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold of this process's task, as plain data."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Data(Protocol):
+    """Data to train and validate on; `dohyo.lab.data.Dataset` is such."""
+
+    @property
+    def train(self) -> Tensor: ...
+    @property
+    def valid(self) -> Tensor: ...
+    def train_batch(self, index: Tensor) -> Tensor: ...
+    def to(self, device: torch.device) -> "Data": ...
+
+
+class OnData:
+    """Epochs over data in random order, and the validation NLL after each."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def begin(self, fabric: Fabric, config: LoopConfig) -> None:
+        train, valid = len(self.data.train), len(self.data.valid)
+        if min(train, valid) < fabric.world_size:
+            raise DohyoError(f"{train} training and {valid} validation data for {fabric.world_size} processes")
+        self.data = self.data.to(fabric.device)
+
+    def prepare(self, state: Any, config: LoopConfig) -> None:
+        pass
+
+    def batches(self, config: LoopConfig, progress: Progress, order: torch.Generator) -> Batches:
+        with one_thread():
+            whole = torch.randperm(len(self.data.train), generator=order)
+        return Batches(whole.to(self.data.train.device), config.batch_size)
+
+    def batch(self, index: Tensor) -> Tensor:
+        return self.data.train_batch(index)
+
+    def check(self, model: nn.Module, record: Record, config: LoopConfig, fabric: Fabric) -> Record:
+        nll = validation_nll(model, self.data.valid, config, fabric)
+        return {"valid_nll": nll, "score": nll}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class OnDraws:
+    """Steps on draws of the model: an index stands for one draw. Subclasses say what to look at in between."""
+
+    def begin(self, fabric: Fabric, config: DrawsConfig) -> None:
+        if config.batch_size < fabric.world_size:
+            raise DohyoError(f"batch_size is {config.batch_size}, fewer than the {fabric.world_size} processes")
+
+    def prepare(self, state: Any, config: Any) -> None:
+        pass
+
+    def batches(self, config: DrawsConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
+        for _ in range(min(config.check_every, config.steps - progress.step)):
+            yield torch.arange(config.batch_size)
+
+    def batch(self, index: Tensor) -> Tensor:
+        return index
+
+    def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> float:
+    """The mean NLL by IWAE over the validation data, shared out among the processes, with a seed of its own."""
+    own = valid[fabric.global_rank :: fabric.world_size]
+    estimator = IWAE(config.valid_terms)
+    seed = config.seed + fabric.global_rank
+    batch = max(1000, most_rows(own, config.max_rows) // config.valid_terms)
+    result = evaluate(model, own, estimator, batch_size=batch, max_rows=config.max_rows, khat_samples=0, seed=seed)  # type: ignore[arg-type]
+    total = torch.tensor(result.mean * len(own), dtype=torch.float64, device=fabric.device)
+    return -float(sum_over_processes(fabric, [total])[0]) / len(valid)
