@@ -15,6 +15,7 @@ from dohyo import IWAE, SUMO, LoopConfig, MultilevelRR, fit
 from dohyo.lab.data import Dataset, load
 from dohyo.lab.training.config import Progress
 from dohyo.lab.training.log import read_records
+from dohyo.lab.training.loop import Diverged
 from dohyo.lab.training.state import CHECKPOINT, load_checkpoint
 from dohyo.lab.training.tasks import Batches, OnData
 from dohyo.models import VAE
@@ -151,6 +152,34 @@ def test_divergence_stops_with_the_last_good_checkpoint(digits: Dataset, tmp_pat
     assert all(bool(value.isfinite().all()) for value in load_checkpoint(tmp_path)["model"].values())
 
 
+def test_a_run_that_is_lost_in_the_last_step_of_an_epoch(digits: Dataset, tmp_path: Path) -> None:
+    """The losses of the epoch are numbers, the parameters after it are not: said so before the model is looked at."""
+
+    class Infinite(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return torch.zeros(())
+
+        @staticmethod
+        def backward(ctx: object, *gradients: Tensor) -> Tensor:
+            return gradients[0] * math.inf
+
+    class Lost(VAE):
+        steps = 0
+
+        def bind(self, x: Tensor, detach_posterior: bool = False) -> object:
+            source = super().bind(x, detach_posterior)
+            self.steps += self.training
+            last = self.steps == 2 * math.ceil(len(digits.train) / 100)
+            return lambda rows: source(rows) + (Infinite.apply(self.decoder[4].bias[0]) if last else 0.0)
+
+    torch.manual_seed(0)
+    config = LoopConfig(epochs=5, checkpoint_seconds=0.0, device="cpu")
+    with pytest.raises(Diverged, match=r"diverged in epoch 2 .*a parameter is not finite"):
+        list(fit(Lost(data=64, hidden=8, latent=2), digits, MaximumLikelihood(IWAE(2)), config, tmp_path))
+    assert load_checkpoint(tmp_path)["numbers"]["epoch"] == 1
+
+
 def test_a_module_without_an_encoder(digits: Dataset) -> None:
     class Mixture(nn.Module):
         """z is a component; the proposal is uniform and has no parameters."""
@@ -166,7 +195,7 @@ def test_a_module_without_an_encoder(digits: Dataset) -> None:
     torch.manual_seed(0)
     records = list(fit(Mixture(), digits, MaximumLikelihood(IWAE(5)), LoopConfig(epochs=5, learning_rate=0.05, device="cpu")))
     assert records[-1]["valid_nll"] < records[0]["valid_nll"] - 1
-    with pytest.raises(ValueError, match="encoder_parameters"):
+    with pytest.raises(ValueError, match=r"Mixture has no bind\(x, detach_posterior"):
         next(fit(Mixture(), digits, MaximumLikelihood(MultilevelRR(2)), LoopConfig(device="cpu")))
 
 
