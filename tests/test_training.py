@@ -16,8 +16,9 @@ from dohyo.lab.data import Dataset, load
 from dohyo.lab.training.config import Progress
 from dohyo.lab.training.log import read_records
 from dohyo.lab.training.loop import Diverged
+from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import CHECKPOINT, load_checkpoint
-from dohyo.lab.training.tasks import Batches, OnData
+from dohyo.lab.training.tasks import Batches, OnData, validation_nll
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 
@@ -266,3 +267,13 @@ def test_the_order_is_drawn_on_one_thread_and_the_others_come_back(digits: Datas
         assert (seen, torch.get_num_threads()) == ([1], 2)
     finally:
         torch.set_num_threads(before)
+
+
+def test_validation_is_an_evaluation_that_leaves_the_data_where_they_are(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, model, valid = LoopConfig(valid_terms=3, max_rows=500, seed=4), small(), digits.valid.repeat(6, 1)
+    whole = dohyo.evaluate(model, valid, IWAE(3), batch_size=1000, max_rows=500, seed=4)
+    monkeypatch.setattr("dohyo.evaluation.checksum", None)  # it takes the data to the host, replica by replica, epoch by epoch
+    assert validation_nll(model, valid, config, launch("cpu")) == -whole.mean * len(valid) / len(valid)
+    assert len(valid) > 1000  # in more than one batch
