@@ -26,7 +26,7 @@ from dohyo.packing import pad, rows
 from dohyo.score import FisherInformation, fisher_information, score
 from dohyo.tuning import tune
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ELBO",
