@@ -17,7 +17,7 @@ from dohyo.estimators import ESTIMATORS, IWAE, Estimator, to_dict
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain
 from dohyo.lab.data import Dataset, load
-from dohyo.lab.experiments.run import OnEpoch, OnTest, Run, silent
+from dohyo.lab.experiments.run import Encoder, KDraw, OnEpoch, OnTest, Run, silent
 from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, RESULT, SAMPLES, read_records, replica_folder, write_json
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import RESUMABLE
@@ -31,8 +31,6 @@ from dohyo.names import named
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
 from dohyo.objectives.maximum_likelihood import check_model
 
-Encoder = Literal["same", "variance", "iwae", "dreg"]
-KDraw = Literal["batch", "datum"]
 Baseline = Literal["zero", "running"]
 DataKind = Literal["auto", "binary", "grey", "real"]
 Clip = float | Literal["auto"] | None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS, to_dict
 from dohyo.evaluation import apart
-from dohyo.lab.experiments.run import OnTest, Run
+from dohyo.lab.experiments.run import KDraw, OnTest, Run, SamplingEncoder
 from dohyo.lab.folder import LEARNING_CURVES, read_records
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
 from dohyo.lab.training import DrawsConfig
@@ -32,8 +32,6 @@ SCALE_SAMPLES = 1000  # uniform x, for the scale of the rewards
 LAST_SAMPLES = 1000  # of the trained policy, for its mean reward
 
 PolicyName = Literal["latent", "independent", "gru", "nade"]
-Encoder = Literal["sleep", "dreg", "iwae", "variance", "same"]
-KDraw = Literal["datum", "batch"]
 Baseline = Literal["leave-one-out", "none"]
 
 
@@ -79,7 +77,7 @@ class QPBOConfig(DrawsConfig):
     latent: int = 20
     estimator: str = "sumo"
     cost: float = 15.0
-    encoder: Encoder | None = None
+    encoder: SamplingEncoder | None = None
     k_draw: KDraw = "datum"
     entropy: float = 0.0
     entropy_decay: Decay = "none"

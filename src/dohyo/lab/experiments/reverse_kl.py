@@ -17,7 +17,7 @@ from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS, to_dict
 from dohyo.evaluation import apart
 from dohyo.files import replacing
-from dohyo.lab.experiments.run import OnTest, Run, silent
+from dohyo.lab.experiments.run import KDraw, OnTest, Run, SamplingEncoder, silent
 from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
 from dohyo.lab.training import DrawsConfig
@@ -32,8 +32,6 @@ from dohyo.objectives.reverse_kl import check_drawn
 RAW_DRAWS = 100_000
 _KEPT = "a checkpoint of an earlier check, if there is one, is kept"
 
-Encoder = Literal["sleep", "dreg", "iwae", "variance", "same"]
-KDraw = Literal["datum", "batch"]
 Paths = Literal["all", "x", "decoder"]
 Baseline = Literal["zero", "target"]
 
@@ -72,7 +70,7 @@ class ReverseKLConfig(DrawsConfig):
     latent: int = 20
     estimator: str = "sumo"
     cost: float = 15.0
-    encoder: Encoder | None = None
+    encoder: SamplingEncoder | None = None
     k_draw: KDraw = "datum"
     paths: Paths | None = None
     baseline: Baseline = "zero"

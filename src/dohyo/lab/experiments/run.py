@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from lightning_fabric import Fabric
 from torch import nn
@@ -28,6 +28,9 @@ from dohyo.lab.training.config import Progress, StepConfig
 from dohyo.lab.training.state import load_checkpoint
 
 C = TypeVar("C", bound=StepConfig)
+Encoder = Literal["same", "variance", "iwae", "dreg"]  # these three until dohyo.objectives exports them
+SamplingEncoder = Literal["sleep", "dreg", "iwae", "variance", "same"]
+KDraw = Literal["batch", "datum"]
 OnEpoch = Callable[[dict[str, Any]], None]
 OnTest = Callable[[int, int], None]
 
