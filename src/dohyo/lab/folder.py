@@ -6,9 +6,10 @@ Training, experiments, studies and the report all use this module, and it import
 import dataclasses
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -32,6 +33,8 @@ STUDY = "study.json"  # everything but the pictures
 CELLS, WORK = "cells", "work"
 
 Values = dict[str, Any]
+VERDICTS = {True: "holds", False: "does not hold", None: "cannot tell"}
+_WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,10 @@ class Conclusion:
     paper: str
     found: str
     holds: bool | None
+
+    @property
+    def verdict(self) -> str:
+        return VERDICTS[self.holds]
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,21 @@ class Picture:
 def replica_folder(folder: Path, number: int) -> Path:
     """Where a replicated run keeps one of its replicas, counted from 0."""
     return folder / f"replica_{number}"
+
+
+def check_values(values: Values, kinds: Mapping[str, Any], place: Path, remedy: str) -> Values:
+    """The values of a file that a stranger may have written; a DohyoError unless they have these types.
+
+    Args:
+        kinds: A type or a union of types for each key; a key that may be null may also be missing.
+    """
+    for key, kind in kinds.items():
+        value, allowed = values.get(key), get_args(kind) or (kind,)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            words = " or ".join(_WORDS.get(each, "null") for each in allowed if each is not int or float not in allowed)
+            wrong = f"{key} is {value!r:.40}; it must be {words}" if key in values else f"{key} is missing"
+            raise DohyoError(f"{place}: {wrong}; {remedy}")
+    return values
 
 
 def read_config(folder: Path) -> Values:
