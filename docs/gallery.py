@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from blocks import conclusions, escaped, provenance, table
+
 from dohyo.lab.folder import STUDY, read_json
 from dohyo.lab.report import find
-from dohyo.lab.report.markdown import conclusions, escaped, provenance, table
 from dohyo.lab.report.studies import read_study
 
 DOCS = Path(__file__).resolve().parent

@@ -15,7 +15,7 @@ import yaml
 
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.reverse_kl import ReverseKLRun
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
 from real import command, finished, kill_until_done, same_run, torchrun
 
@@ -248,7 +248,7 @@ def test_a_target_that_is_nan_in_a_check(mine: Path, capsys: pytest.CaptureFixtu
         (["--learning-rate", "-1"], "learning_rate is -1"),
         (["--learning-rate", "nan"], "learning_rate"),
         (["--hidden", "0"], "hidden is 0"),
-        (["--device", "tpu"], "device is 'tpu'"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
         (["--colour", "red"], "colour"),
     ],
 )
@@ -376,7 +376,7 @@ def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error == "dohyo: interrupted; go on with: dohyo reverse-kl --resume interrupted\n"
+    assert error == "dohyo: interrupted; continue with: dohyo reverse-kl --resume interrupted\n"
     assert load_checkpoint(runs / "interrupted")["numbers"]["step"] >= 20
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
 from real import environment, finished, torchrun
 

@@ -103,8 +103,10 @@ def _show(report: dict[str, Any], log_w: Any, options: Namespace) -> None:
         bound = estimate_bank(log_w, dohyo.IWAE(k), 1, options.confidence, options.seed)
         shown[f"iwae, k={k}"] = {"expected_cost": k, **bound.to_dict()}
     columns = ["estimator", "expected cost", "mean log p(x)", f"{options.confidence:.0%} interval", "weights used", "kind"]
-    rows = [[name, f"{one['expected_cost']:.4g}", "-inf" if one["mean"] is None else f"{one['mean']:.3f} ± {number(one['stderr'])}",
-             interval(one), str(one["cost"]), one["kind"]] for name, one in shown.items()]  # fmt: skip
+    rows = []
+    for name, one in shown.items():
+        mean = "-inf" if one["mean"] is None else f"{one['mean']:.3f} ± {number(one['stderr'])}"
+        rows.append([name, f"{one['expected_cost']:.4g}", mean, interval(one), str(one["cost"]), one["kind"]])
     title = f"{options.file.name}: {report['data']} data, {samples} log-weights each"
     show_table(title, columns, rows, words=("estimator", "kind"))
     if report["noise_stderr"] is not None:

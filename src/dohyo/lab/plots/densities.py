@@ -16,7 +16,7 @@ from dohyo.errors import DohyoError
 from dohyo.evaluation import apart
 from dohyo.lab.folder import DENSITY, LEARNING_CURVES, MARGINALS
 from dohyo.lab.plots.divergence import WAYS, plot_divergence_curves
-from dohyo.lab.plots.picture import SMALL, Array, Records, padded, plain_numbers, write_picture
+from dohyo.lab.plots.picture import SMALL, Array, Records, padded, write_picture
 
 _KINDS = {"model": "model", "weighted": "importance-weighted", "exact": "exact draws"}
 _GRID, _TERMS, _SHOWN = 100, 4_000, 400  # points along each axis, z of the prior in the model's density, draws
@@ -95,7 +95,7 @@ def _plot_densities(
                 panel.text(0.02, 0.98, text, transform=panel.transAxes, va="top", fontsize=SMALL)
             inside = drawn[name][inside][:_SHOWN]
             panel.plot(*inside.T.numpy(), ".", color="black", markersize=3, alpha=0.6, markeredgewidth=0)
-            shown[name] = plain_numbers(inside.numpy())
+            shown[name] = inside.numpy()
         panel.set(title=name, xlabel="x1", xlim=window[0], ylim=window[1])
         panel.tick_params(labelsize=SMALL)
     panels[0].set_ylabel("x2")
@@ -104,7 +104,7 @@ def _plot_densities(
     key.set_label("log-density less the target's highest", fontsize=SMALL)
     key.ax.tick_params(labelsize=SMALL)
     numbers = {"window": window, "levels": levels, "x1": x.tolist(), "x2": y.tolist(), "draws": shown, "outside": outside}
-    grids = {name: plain_numbers(log_p.view(_GRID, _GRID).T.numpy()) for name, log_p in found.items()}
+    grids = {name: log_p.view(_GRID, _GRID).T.numpy() for name, log_p in found.items()}
     write_picture(figure, numbers | {"log_density": grids}, path)
 
 
@@ -132,7 +132,7 @@ def plot_marginals(target: Any, draws: Draws, path: Path) -> None:
         for (kind, height), colour in zip(heights.items(), ("tab:blue", "tab:orange", "black"), strict=False):
             style: dict[str, Any] = {"fill": True, "alpha": 0.3} if kind == "model" else {"fill": False, "alpha": 1}
             panel.stairs(height, edges, color=colour, label=_KINDS[kind], **style)
-        numbers[name] = plain_numbers({"edges": edges} | heights)
+        numbers[name] = {"edges": edges, **heights}
         if name in reference:
             panel.axvline(reference[name][0], color="black", linestyle=":", linewidth=1, label="exact mean")
             numbers[name]["exact_mean"] = reference[name][0]

@@ -12,21 +12,7 @@ from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
 from dohyo.divergence import TOLERANCE
 from dohyo.errors import DohyoError
-from dohyo.lab.plots.picture import (
-    NORMAL,
-    SMALL,
-    Array,
-    Records,
-    dots,
-    mark_beyond,
-    near,
-    padded,
-    plain_numbers,
-    read_curves,
-    span,
-    tidy,
-    write_picture,
-)
+from dohyo.lab.plots.picture import SMALL, Array, Records, dots, mark_beyond, near, read_curves, span, tidy, write_picture
 
 WAYS = {"by_encoder": "by the encoder", "by_prior": "by the prior", "above": "from above"}
 _KEYS = ("step", "estimate", "estimate_stderr", "objective", "stderr", *WAYS)
@@ -84,9 +70,9 @@ def plot_divergence_curves(records: Records, path: Path, ways: Sequence[str] = t
     _gaps(side, curves, ways)
     for axis in (main, side):
         tidy(axis, whole=5)
-        axis.set(xlabel="step", xlim=padded(float(np.nanmin(step)), float(np.nanmax(step)), 0.02))
+        axis.set(xlabel="step", xlim=span(step, 0.02))
     numbers = {"diverged": diverged.tolist(), "normalised": known, "axis": [low, high]}
-    write_picture(figure, plain_numbers(curves) | numbers, path)
+    write_picture(figure, curves | numbers, path)
 
 
 def plot_reverse_kl_curves(curves: Sequence[Curve], path: Path) -> None:
@@ -115,7 +101,7 @@ def plot_reverse_kl_curves(curves: Sequence[Curve], path: Path) -> None:
             if first is not None:
                 axis.plot(values["step"][first], y[first], "x", color=colour, markersize=8, markeredgewidth=2)
         entry = {"label": curve.label, "cost": curve.cost, "normalised": known, "diverged": diverged.tolist()}
-        numbers.append(entry | plain_numbers(values))
+        numbers.append(entry | values)
     panels[0][0].set_ylabel("training estimate, nats")
     panels[1][0].set_ylabel("true reverse KL, nats" if normalised else "true objective, nats")
     for axis in panels.flat:
@@ -162,7 +148,7 @@ def _gaps(axis: Axes, curves: dict[str, Array], ways: Sequence[str]) -> None:
             gap = curves[way] - curves["by_encoder"]
             axis.plot(curves["step"], gap, _STYLES[way], color=_COLOURS[way], label=WAYS[way], **dots(curves["step"]))
     axis.axhline(TOLERANCE, color="tab:red", linewidth=0.8, linestyle="--", label="the encoder is lost above")
-    axis.set_title("log p(x) less that by the encoder, nats", fontsize=NORMAL)
+    axis.set_title("log p(x) less that by the encoder, nats", fontsize=SMALL + 2)
     axis.legend(fontsize=SMALL, frameon=False)
 
 

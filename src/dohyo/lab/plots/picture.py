@@ -35,7 +35,7 @@ def write_picture(figure: Figure, numbers: dict[str, Any], path: Path) -> None:
     path = Path(path)
     check_picture(path)
     with replacing(path.with_suffix(".json")) as text, replacing(path) as picture:
-        text.write_text(json.dumps(plain(numbers), allow_nan=False) + "\n", encoding="utf-8")
+        text.write_text(json.dumps(plain(plain_numbers(numbers)), allow_nan=False) + "\n", encoding="utf-8")
         figure.savefig(picture, dpi=150)
 
 
@@ -84,7 +84,7 @@ def near(core: Array, others: Array) -> Array:
     return np.concatenate([core, others[(others > core.min() - reach) & (others < core.max() + reach)]])
 
 
-def within_fences(values: Array, reach: float) -> Array:
+def bulk(values: Array, reach: float) -> Array:
     """The finite values that are within so many interquartile ranges of the quartiles (Tukey's fences)."""
     values = values[np.isfinite(values)]
     if not len(values):
@@ -107,10 +107,12 @@ def padded(low: float, high: float, share: float) -> tuple[float, float]:
 
 
 def plain_numbers(values: Any) -> Any:
-    """Numbers of an array, in a list or in a dict, for JSON: six digits, whole ones as integers, null if not finite."""
+    """Arrays, also those in lists and dicts, as JSON can hold them: six digits, whole ones as integers, null if not finite."""
     if isinstance(values, dict):
         return {key: plain_numbers(each) for key, each in values.items()}
-    if np.ndim(values) > 1:
-        return [plain_numbers(row) for row in values]
-    rounded = [float(f"{value:.6g}") if math.isfinite(value) else None for value in np.asarray(values, dtype=np.float64).tolist()]
+    if isinstance(values, list | tuple) or np.ndim(values) > 1:
+        return [plain_numbers(each) for each in values]
+    if not isinstance(values, np.ndarray):
+        return values
+    rounded = [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
     return [int(value) if value is not None and value.is_integer() else value for value in rounded]

@@ -12,18 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from dohyo.errors import DohyoError
-from dohyo.lab.plots.picture import (
-    SMALL,
-    Array,
-    Records,
-    dots,
-    plain_numbers,
-    read_curves,
-    span,
-    tidy,
-    within_fences,
-    write_picture,
-)
+from dohyo.lab.plots.picture import SMALL, Array, Records, bulk, dots, plain_numbers, read_curves, span, tidy, write_picture
 
 _KEYS = ("step", "seconds", "reward", "best_reward", "entropy")
 _RATIO = 20  # of the longest run's seconds or steps to the shortest's: beyond it their axis is logarithmic
@@ -59,8 +48,8 @@ def plot_reward_curves(runs: Mapping[str, Records | Sequence[Records]], path: Pa
         if best_known is not None:
             axis.axhline(best_known, color="black", linewidth=1, linestyle=":")
         axis.set(ylim=limits, ylabel="reward")
-    bulk = within_fences(np.concatenate([one["entropy"] for one in every]), 3)  # SUMO's estimates have heavy tails
-    entropy.set(ylim=span(bulk, 0.05), ylabel="entropy, nats")
+    most = bulk(np.concatenate([one["entropy"] for one in every]), 3)  # SUMO's estimates have heavy tails
+    entropy.set(ylim=span(most, 0.05), ylabel="entropy, nats")
     for clock, axes in (("seconds", [by_second]), ("step", [by_step, entropy])):
         ends = [float(one[clock][-1]) for one in every]
         if max(ends) > _RATIO * min(ends) > 0:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dohyo.errors import DohyoError
 from dohyo.lab.plots.picture import (
-    NORMAL,
     SMALL,
     Array,
     Records,
+    bulk,
     dots,
     mark_beyond,
     padded,
@@ -22,7 +22,6 @@ from dohyo.lab.plots.picture import (
     read_curves,
     span,
     tidy,
-    within_fences,
     write_picture,
 )
 
@@ -45,7 +44,7 @@ def plot_learning_curves(records: Records, path: Path) -> None:
     curves = read_curves(records, _KEYS)
     epoch, train, valid = curves["epoch"], curves["train_nll"], curves["valid_nll"]
     late = np.arange(len(epoch)) >= len(epoch) // 20
-    limits = span(np.concatenate([valid[late], within_fences(np.concatenate([train[late], valid[late]]), 1.5)]), 0.06)
+    limits = span(np.concatenate([valid[late], bulk(np.concatenate([train[late], valid[late]]), 1.5)]), 0.06)
     marker = dots(epoch)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplot_mosaic([["nll", "clipped"], ["nll", "rate"]], width_ratios=(1.5, 1))
@@ -58,7 +57,7 @@ def plot_learning_curves(records: Records, path: Path) -> None:
         label = f"best: {valid[best]:.2f} in epoch {epoch[best]:g}"
         axes["nll"].plot(epoch[best], valid[best], "o", color="tab:orange", markeredgecolor="black", label=label)
     axes["nll"].set(ylim=limits, ylabel="negative log-likelihood, nats")
-    axes["nll"].legend(loc="upper right", fontsize=NORMAL, framealpha=0.9, edgecolor="none")
+    axes["nll"].legend(loc="upper right", fontsize=SMALL + 2, framealpha=0.9, edgecolor="none")
     axes["clipped"].plot(epoch, curves["clipped_decoder"], color="tab:green", label="decoder", **marker)
     axes["clipped"].plot(epoch, curves["clipped_encoder"], color="tab:purple", label="encoder", **marker)
     axes["clipped"].set(ylim=(-0.04, 1.04), ylabel="clipped steps", xticklabels=[])
@@ -68,12 +67,11 @@ def plot_learning_curves(records: Records, path: Path) -> None:
     axes["rate"].set(yscale="log", ylabel="learning rate")
     for name, axis in axes.items():
         tidy(axis, whole=6)
-        axis.set_xlim(*padded(float(epoch[0]), float(epoch[-1]), 0.02))
+        axis.set_xlim(*span(epoch, 0.02))
         if name != "clipped":
             axis.set_xlabel("epoch")
-    numbers = plain_numbers(curves)
-    numbers["best"] = None if best is None else {"epoch": numbers["epoch"][best], "valid_nll": numbers["valid_nll"][best]}
-    write_picture(figure, numbers | {"nll_axis": [*limits]}, path)
+    found = None if best is None else {key: plain_numbers(curves[key])[best] for key in ("epoch", "valid_nll")}
+    write_picture(figure, curves | {"best": found, "nll_axis": limits}, path)
 
 
 def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int | None = None, title: str | None = None) -> None:
@@ -92,7 +90,7 @@ def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int
     width = min(len(values), columns or (square if values.ndim > 2 else min(8, max(4, square))))
     rows = [list(values[start : start + width]) for start in range(0, len(values), width)]
     figure = _grid(rows, title)
-    write_picture(figure, {"shape": list(shape), "columns": width, "images": plain_numbers(_array(images))}, path)
+    write_picture(figure, {"shape": shape, "columns": width, "images": _array(images)}, path)
 
 
 def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, ...], path: Path) -> None:
@@ -110,12 +108,12 @@ def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, .
     for start in range(0, len(above), width):
         rows += [list(above[start : start + width]), list(below[start : start + width])]
     figure = _grid(rows, None, ("data", "model"))
-    arrays = {"x": _array(x), "reconstructions": _array(reconstructions)}
-    write_picture(figure, {"shape": list(shape), "columns": width} | plain_numbers(arrays), path)
+    numbers = {"shape": shape, "columns": width, "x": _array(x), "reconstructions": _array(reconstructions)}
+    write_picture(figure, numbers, path)
 
 
 def _array(images: Tensor) -> Array:
-    return images.detach().cpu().double().numpy()  # type: ignore[no-any-return]
+    return images.detach().cpu().double().numpy()
 
 
 def _values(images: Tensor, shape: tuple[int, ...], name: str) -> Array:
@@ -141,7 +139,7 @@ def _grid(rows: list[list[Array]], title: str | None, labels: tuple[str, ...] = 
     if title:
         width, height = figure.get_size_inches()
         figure.set_size_inches(max(width, 0.1 * len(title) + 0.2), height + 0.3)
-        figure.suptitle(title, fontsize=NORMAL + 1)
+        figure.suptitle(title, fontsize=SMALL + 2 + 1)
     return figure
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -38,7 +39,8 @@ def plot_table(
     numbers = {}
     for data, panel in panels.items():
         paper = {row: {str(cost): value for cost, value in at.items()} for row, at in papers.get(data, {}).items()}
-        numbers[data] = {"epochs": panel["epochs"], "ours": plain_numbers(panel["rows"]), "paper": paper}
+        ours = {row: {key: np.array(v, dtype=np.float64) for key, v in curve.items()} for row, curve in panel["rows"].items()}
+        numbers[data] = {"epochs": panel["epochs"], "ours": plain_numbers(ours), "paper": paper}
     return figure, numbers
 
 

@@ -1,4 +1,4 @@
-"""Pages from the folders of studies and runs: one file of HTML, and Markdown for README and docs."""
+"""A page from the folders of studies and runs: one file of HTML."""
 
 import os
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Tables as they are shown: every number formatted once for HTML and Markdown, with the key that it is sorted by."""
+"""Tables as they are shown: every number formatted once, with the key that it is sorted by."""
 
 import math
 import re

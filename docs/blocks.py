@@ -1,4 +1,4 @@
-"""Markdown from studies, for README and docs: tables are made from study.json, never typed."""
+"""Blocks of results in README and docs: tables in Markdown, made from study.json and never typed."""
 
 import os
 import re
