@@ -13,11 +13,11 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
-from dohyo.estimators import ESTIMATORS, IWAE, Estimator, to_dict
+from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain
 from dohyo.lab.data import Dataset, load
-from dohyo.lab.experiments.run import Encoder, KDraw, OnEpoch, OnTest, Run, silent
+from dohyo.lab.experiments.run import Encoder, EstimatorConfig, KDraw, OnEpoch, OnTest, Run, about_estimator, silent
 from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, RESULT, SAMPLES, read_records, replica_folder, write_json
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import RESUMABLE
@@ -27,7 +27,6 @@ from dohyo.lab.training.replicas import Unbatchable
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData
 from dohyo.models import build
-from dohyo.names import named
 from dohyo.objectives import MaximumLikelihood, maximum_likelihood
 from dohyo.objectives.maximum_likelihood import check_model
 
@@ -37,7 +36,7 @@ Clip = float | Literal["auto"] | None
 
 
 @dataclass
-class DensityConfig(LoopConfig):
+class DensityConfig(EstimatorConfig, LoopConfig):
     """A run of density modelling.
 
     Attributes:
@@ -46,10 +45,6 @@ class DensityConfig(LoopConfig):
         data_kind: How to read a file's numbers.
         data_seed: Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.
         model: vae, vae2 (two stochastic layers), or your own nn.Module as package.module:Class.
-        hidden: Units in each hidden layer.
-        latent: Latent dimensions.
-        estimator: What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
-        cost: The expected number of log-weights for each datum in a step, as near as the estimator can come.
         max_terms: The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit.
         encoder: What phi follows; by default same for bounds and dreg for unbiased estimators.
         k_draw: One K for a batch, or one for each datum.
@@ -67,10 +62,7 @@ class DensityConfig(LoopConfig):
     data_kind: DataKind = "auto"
     data_seed: int | None = None
     model: str = "vae"
-    hidden: int = 200
     latent: int = 50
-    estimator: str = "sumo"
-    cost: float = 15.0
     max_terms: int | None = None
     encoder: Encoder | None = None
     k_draw: KDraw = "batch"
@@ -101,7 +93,7 @@ class DensityConfig(LoopConfig):
             self.clip_encoder = 10.0 if bound and self.encoder == "same" else 5000.0 if self.encoder == "variance" else 125.0
 
     def objective(self) -> MaximumLikelihood:
-        estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, self.max_terms)
+        estimator = self.make_estimator(self.max_terms)
         return maximum_likelihood(estimator, self.encoder, k_draw=self.k_draw, baseline=self.baseline, clip_datum=self.clip_datum)
 
     def dataset(self) -> Dataset:
@@ -244,16 +236,12 @@ class DensityRun(Run[DensityConfig]):
         if fabric.is_global_zero:
             self._plot(model.cpu(), records)
         numbers = load_checkpoint(self.folder)["numbers"]
-        estimator = config.objective().estimator
         return {
             "test_nll": -test.mean,
             "test_nll_stderr": test.stderr,
             "test_terms": config.test_terms,
             "valid_nll": numbers["best_score"],
-            "estimator": config.estimator,
-            "expected_cost": estimator.expected_cost,
-            "estimator_arguments": to_dict(estimator),
-            "encoder": config.encoder,
+            **about_estimator(config, config.objective().estimator),
             "data": config.data,
             "model": config.model,
             "best_epoch": numbers["best_epoch"],

@@ -14,9 +14,9 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
-from dohyo.estimators import ESTIMATORS, to_dict
+from dohyo.estimators import ESTIMATORS
 from dohyo.evaluation import apart
-from dohyo.lab.experiments.run import KDraw, OnTest, Run, SamplingEncoder
+from dohyo.lab.experiments.run import EstimatorConfig, KDraw, OnTest, Run, SamplingEncoder, about_estimator
 from dohyo.lab.folder import LEARNING_CURVES, read_records
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
 from dohyo.lab.training import DrawsConfig
@@ -36,7 +36,7 @@ Baseline = Literal["leave-one-out", "none"]
 
 
 @dataclass
-class QPBOConfig(DrawsConfig):
+class QPBOConfig(EstimatorConfig, DrawsConfig):
     """A run of policy optimisation.
 
     Attributes:
@@ -46,8 +46,6 @@ class QPBOConfig(DrawsConfig):
         reward: Your own function as package.module:function, of x (n, d) of 0 and 1.
         instance_seed: Of a random problem's weights, uniform in [-1, 1].
         policy: The distribution of x that is trained.
-        hidden: Units in each hidden layer.
-        latent: Latent dimensions.
         estimator: Of the latent policy's log p(x): elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
         cost: The expected number of log-weights of one estimate, as near as the estimator can come; with entropy each step
             makes two for each sample.
@@ -73,10 +71,6 @@ class QPBOConfig(DrawsConfig):
     reward: str | None = None
     instance_seed: int = 0
     policy: PolicyName = "latent"
-    hidden: int = 200
-    latent: int = 20
-    estimator: str = "sumo"
-    cost: float = 15.0
     encoder: SamplingEncoder | None = None
     k_draw: KDraw = "datum"
     entropy: float = 0.0
@@ -131,7 +125,7 @@ class QPBOConfig(DrawsConfig):
 
     def objective(self, function: Any, entropy: Any = 0.0, scale: Any = 1.0) -> Reinforce:
         latent = self.policy == LatentPolicy.name
-        estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost) if latent else None
+        estimator = self.make_estimator() if latent else None
         encoder = self.encoder if latent else None
         return reinforce(
             estimator, function, encoder, entropy=entropy, scale=scale, baseline=self.baseline, k_draw=self.k_draw
@@ -270,10 +264,5 @@ class QPBORun(Run[QPBOConfig]):
             "policy": config.policy,
         }
         if objective.estimator is not None:
-            result |= {
-                "estimator": config.estimator,
-                "expected_cost": objective.estimator.expected_cost,
-                "estimator_arguments": to_dict(objective.estimator),
-                "encoder": config.encoder,
-            }
+            result |= about_estimator(config, objective.estimator)
         return result

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from dohyo.divergence import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
 from dohyo.errors import DohyoError
-from dohyo.estimators import ESTIMATORS, to_dict
 from dohyo.evaluation import apart
 from dohyo.files import replacing
-from dohyo.lab.experiments.run import KDraw, OnTest, Run, SamplingEncoder, silent
+from dohyo.lab.experiments.run import EstimatorConfig, KDraw, OnTest, Run, SamplingEncoder, about_estimator, silent
 from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
 from dohyo.lab.training import DrawsConfig
@@ -25,7 +24,6 @@ from dohyo.lab.training.config import RESUMABLE, Optimiser, Progress
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import OnDraws, Record
 from dohyo.models import GaussianLVM
-from dohyo.names import named
 from dohyo.objectives import ReverseKL, reverse_kl
 from dohyo.objectives.reverse_kl import check_drawn
 
@@ -37,17 +35,13 @@ Baseline = Literal["zero", "target"]
 
 
 @dataclass
-class ReverseKLConfig(DrawsConfig):
+class ReverseKLConfig(EstimatorConfig, DrawsConfig):
     """A run of reverse KL.
 
     Attributes:
         target: funnel, banana, mixture, ring, eight-schools, eight-schools-centred, o-rings, autoregressive, or your own
             log-density as package.module:function.
         dimension: Of your own target.
-        hidden: Tanh units of each network.
-        latent: Latent dimensions.
-        estimator: Of log p(x): elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
-        cost: The expected number of log-weights for each draw in a step, as near as the estimator can come.
         encoder: What phi follows; same goes down with theta (plain IWAE), iwae makes it minimax.
         k_draw: One K for each draw, or one for all of a step.
         paths: The parts of theta's gradient that are kept.
@@ -66,10 +60,6 @@ class ReverseKLConfig(DrawsConfig):
     epsilon: float = 1e-8
     target: str = "funnel"
     dimension: int | None = None
-    hidden: int = 200
-    latent: int = 20
-    estimator: str = "sumo"
-    cost: float = 15.0
     encoder: SamplingEncoder | None = None
     k_draw: KDraw = "datum"
     paths: Paths | None = None
@@ -94,7 +84,7 @@ class ReverseKLConfig(DrawsConfig):
         return super().over(dataclasses.replace(progress, stopped=progress.stopped and self.on_divergence == "stop"))
 
     def objective(self, log_target: Any) -> ReverseKL:
-        estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost)
+        estimator = self.make_estimator()
         return reverse_kl(estimator, log_target, self.encoder, k_draw=self.k_draw, paths=self.paths, baseline=self.baseline)
 
 
@@ -200,10 +190,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             **self._moments(model, draws),
             "target": config.target,
             "log_normaliser": log_target.log_normaliser,
-            "estimator": config.estimator,
-            "expected_cost": objective.estimator.expected_cost,
-            "estimator_arguments": to_dict(objective.estimator),
-            "encoder": config.encoder,
+            **about_estimator(config, objective.estimator),
             "paths": config.paths,
             "test_draws": config.test_draws,
             "test_terms": config.test_terms,

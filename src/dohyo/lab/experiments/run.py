@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -10,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from dohyo.errors import DohyoError
+from dohyo.estimators import ESTIMATORS, Estimator, to_dict
 from dohyo.files import plain
 from dohyo.lab.folder import (
     CONFIG,
@@ -26,6 +28,7 @@ from dohyo.lab.parsing import Parser
 from dohyo.lab.training import train
 from dohyo.lab.training.config import Progress, StepConfig
 from dohyo.lab.training.state import load_checkpoint
+from dohyo.names import named
 
 C = TypeVar("C", bound=StepConfig)
 Encoder = Literal["same", "variance", "iwae", "dreg"]  # these three until dohyo.objectives exports them
@@ -33,6 +36,36 @@ SamplingEncoder = Literal["sleep", "dreg", "iwae", "variance", "same"]
 KDraw = Literal["batch", "datum"]
 OnEpoch = Callable[[dict[str, Any]], None]
 OnTest = Callable[[int, int], None]
+
+
+@dataclass
+class EstimatorConfig:
+    """Which latent-variable model, and which estimator of its log p(x).
+
+    Attributes:
+        hidden: Units in each hidden layer.
+        latent: Latent dimensions.
+        estimator: What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
+        cost: The expected number of log-weights for each estimate, as near as the estimator can come.
+    """
+
+    hidden: int = 200
+    latent: int = 20
+    estimator: str = "sumo"
+    cost: float = 15.0
+
+    def make_estimator(self, max_terms: int | None = None) -> Estimator:
+        return named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, max_terms)
+
+
+def about_estimator(config: Any, estimator: Estimator) -> dict[str, Any]:
+    """What a result says about the estimator: also the cost that it has in fact."""
+    return {
+        "estimator": config.estimator,
+        "expected_cost": estimator.expected_cost,
+        "estimator_arguments": to_dict(estimator),
+        "encoder": config.encoder,
+    }
 
 
 def silent(*_: Any) -> None:
