@@ -46,13 +46,13 @@ def choices(hint: Any) -> tuple[str, ...]:
 
 
 def check_choices(made: Any) -> None:
-    """A DohyoError if a field of a dataclass holds a string, or a tuple with one, that its `Literal` type does not allow."""
+    """`check_choice` for the strings in the fields of a dataclass, also for those in tuples."""
     hints = get_type_hints(type(made))
     for field in fields(made):
-        known, value = choices(hints[field.name]), getattr(made, field.name)
+        kind, value = hints[field.name], getattr(made, field.name)
         for each in value if isinstance(value, tuple) else (value,):
-            if known and isinstance(each, str):
-                named(dict.fromkeys(known), each, field.name)
+            if choices(kind) and isinstance(each, str):
+                check_choice(each, kind, field.name)
 
 
 def users_object(name: str, what: str) -> Any:
@@ -96,3 +96,8 @@ def _imported(module_name: str, name: str) -> ModuleType:
         ) from error
     finally:
         sys.path.remove(here)
+
+
+def check_choice(value: str, kind: Any, what: str) -> None:
+    """A DohyoError that suggests the nearest choice unless `value` is one of the `Literal` type `kind`."""
+    named(dict.fromkeys(choices(kind)), value, what)

@@ -17,18 +17,18 @@ from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain
 from dohyo.lab.data import Dataset, load
-from dohyo.lab.experiments.run import Encoder, EstimatorConfig, KDraw, OnEpoch, OnTest, Run, about_estimator, silent
+from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
+from dohyo.lab.fast.stacked import Unbatchable
+from dohyo.lab.fast.together import Replica, choose_for, train_together
 from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, RESULT, SAMPLES, read_records, replica_folder, write_json
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import RESUMABLE
-from dohyo.lab.training.loop import Diverged, Member, choose_for, train_together
+from dohyo.lab.training.loop import Diverged, check
 from dohyo.lab.training.processes import gather
-from dohyo.lab.training.replicas import Unbatchable
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData
 from dohyo.models import build
-from dohyo.objectives import MaximumLikelihood, maximum_likelihood
-from dohyo.objectives.maximum_likelihood import check_model
+from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
 DataKind = Literal["auto", "binary", "grey", "real"]
@@ -86,7 +86,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             raise DohyoError(
                 "a step with a K for each datum has no fixed shape to capture; use --k-draw batch, or --program plain"
             )
-        self.encoder = objective.encoder  # type: ignore[assignment]  # the objective checks it, and knows the default
+        self.encoder = objective.encoder  # the objective checks it, and knows the default
         if self.clip_decoder == "auto":
             self.clip_decoder = 10.0 if bound else 20.0
         if self.clip_encoder == "auto":
@@ -94,7 +94,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
 
     def objective(self) -> MaximumLikelihood:
         estimator = self.make_estimator(self.max_terms)
-        return maximum_likelihood(estimator, self.encoder, k_draw=self.k_draw, baseline=self.baseline, clip_datum=self.clip_datum)
+        return MaximumLikelihood(estimator, self.encoder, self.k_draw, self.baseline, self.clip_datum)
 
     def dataset(self) -> Dataset:
         return load(self.data, self.data_dir, self.data_kind, self.seed if self.data_seed is None else self.data_seed)
@@ -130,7 +130,7 @@ class DensityRun(Run[DensityConfig]):
 
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
         model, objective = self.config.build_model(self.data), self.config.objective()
-        check_model(model, objective)
+        check(model, objective, self.data.train_batch(torch.arange(min(2, len(self.data.train)))))
         return model, self.task, objective
 
     @cached_property
@@ -198,7 +198,7 @@ class DensityRun(Run[DensityConfig]):
         members, pending = [], []
         for number, replica in enumerate(self.replicas):
             model, task, objective = replica.parts
-            members.append(Member(model, task, replica.config, replica.folder))
+            members.append(Replica(model, task, replica.config, replica.folder))
             if not replica.finished:
                 pending.append(number)
         if len(pending) < 2:

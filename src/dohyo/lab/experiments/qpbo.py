@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
 from dohyo.evaluation import apart
-from dohyo.lab.experiments.run import EstimatorConfig, KDraw, OnTest, Run, SamplingEncoder, about_estimator
+from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator
 from dohyo.lab.folder import LEARNING_CURVES, read_records
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
 from dohyo.lab.training import DrawsConfig
@@ -26,7 +26,7 @@ from dohyo.lab.training.state import State, load_checkpoint
 from dohyo.lab.training.tasks import OnDraws, Record
 from dohyo.models import POLICIES, LatentPolicy
 from dohyo.names import named
-from dohyo.objectives import Reinforce, reinforce
+from dohyo.objectives import KDraw, Reinforce, SamplingEncoder
 
 SCALE_SAMPLES = 1000  # uniform x, for the scale of the rewards
 LAST_SAMPLES = 1000  # of the trained policy, for its mean reward
@@ -95,7 +95,7 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
             raise DohyoError("give --variables N, or --instance FILE")
         if self.index is not None and self.instance is None:
             raise DohyoError("--index says which problem of --instance; give that file too")
-        self.encoder = self.objective(lambda x: x, self.entropy).encoder  # type: ignore[assignment]  # its default
+        self.encoder = self.objective(lambda x: x, self.entropy).encoder  # the objective knows the default
 
     def problem(self) -> Reward:
         if self.instance is not None:
@@ -127,9 +127,7 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
         latent = self.policy == LatentPolicy.name
         estimator = self.make_estimator() if latent else None
         encoder = self.encoder if latent else None
-        return reinforce(
-            estimator, function, encoder, entropy=entropy, scale=scale, baseline=self.baseline, k_draw=self.k_draw
-        )  # fmt: skip
+        return Reinforce(estimator, function, encoder, entropy, scale, self.baseline, self.k_draw)
 
 
 @dataclass

@@ -16,21 +16,20 @@ from dohyo.divergence import TOLERANCE, Divergence, Draws, divergence, draw, wei
 from dohyo.errors import DohyoError
 from dohyo.evaluation import apart
 from dohyo.files import replacing
-from dohyo.lab.experiments.run import EstimatorConfig, KDraw, OnTest, Run, SamplingEncoder, about_estimator, silent
+from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator, silent
 from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
 from dohyo.lab.training import DrawsConfig
 from dohyo.lab.training.config import RESUMABLE, Optimiser, Progress
+from dohyo.lab.training.loop import check as check_objective
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import OnDraws, Record
 from dohyo.models import GaussianLVM
-from dohyo.objectives import ReverseKL, reverse_kl
-from dohyo.objectives.reverse_kl import check_drawn
+from dohyo.objectives import KDraw, Paths, ReverseKL, SamplingEncoder
 
 RAW_DRAWS = 100_000
 _KEPT = "a checkpoint of an earlier check, if there is one, is kept"
 
-Paths = Literal["all", "x", "decoder"]
 Baseline = Literal["zero", "target"]
 
 
@@ -78,14 +77,13 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
             if getattr(self, name) < 25:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least 25 for an error bar")
         objective = self.objective(lambda x: x)  # it checks its options, and knows their defaults
-        self.encoder, self.paths = objective.encoder, objective.paths  # type: ignore[assignment]
+        self.encoder, self.paths = objective.encoder, objective.paths
 
     def over(self, progress: Progress) -> bool:
         return super().over(dataclasses.replace(progress, stopped=progress.stopped and self.on_divergence == "stop"))
 
     def objective(self, log_target: Any) -> ReverseKL:
-        estimator = self.make_estimator()
-        return reverse_kl(estimator, log_target, self.encoder, k_draw=self.k_draw, paths=self.paths, baseline=self.baseline)
+        return ReverseKL(self.make_estimator(), log_target, self.encoder, self.k_draw, self.paths, self.baseline)
 
 
 class TowardsTarget(OnDraws):
@@ -144,11 +142,11 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         config = self.config
         torch.manual_seed(config.seed)
         model = GaussianLVM(self.target.dimension, config.hidden, config.latent)
-        check_drawn(model)
         with apart(model, config.seed):
             first = model.sample(64)
         check(self.target, first)
         objective = config.objective(self.target)
+        check_objective(model, objective, torch.arange(2))
         return model, TowardsTarget(self.target, objective), objective
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from lightning_fabric import Fabric
 from torch import nn
@@ -31,9 +31,6 @@ from dohyo.lab.training.state import load_checkpoint
 from dohyo.names import named
 
 C = TypeVar("C", bound=StepConfig)
-Encoder = Literal["same", "variance", "iwae", "dreg"]  # these three until dohyo.objectives exports them
-SamplingEncoder = Literal["sleep", "dreg", "iwae", "variance", "same"]
-KDraw = Literal["batch", "datum"]
 OnEpoch = Callable[[dict[str, Any]], None]
 OnTest = Callable[[int, int], None]
 

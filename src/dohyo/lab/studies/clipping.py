@@ -8,13 +8,13 @@ from typing import Any
 from dohyo.errors import DohyoError
 from dohyo.estimators import SUMO
 from dohyo.lab.experiments.density import DensityConfig
-from dohyo.lab.experiments.run import Encoder
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.clipping import plot_clipping
 from dohyo.lab.studies.runs import SHARED_K, train_replicas
 from dohyo.lab.studies.study import Advance, Cell, Row, Study, StudyConfig, save_picture
 from dohyo.lab.studies.verdicts import Contrast, all_below, listed
 from dohyo.lab.training.loop import Diverged
+from dohyo.objectives import Encoder
 
 NONE = "none"  # no clipping
 _IWAE = "iwae"

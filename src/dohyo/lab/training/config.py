@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+import torch
+
 from dohyo.errors import DohyoError
 from dohyo.names import check_choices
 
@@ -147,6 +149,10 @@ class LoopConfig(StepConfig):
 
     def over(self, progress: Progress) -> bool:
         return progress.stopped or progress.epoch >= self.epochs or progress.stale >= self.stop_patience
+
+    def captured_on(self, device: torch.device) -> bool:
+        """Whether the captured step is to be tried."""
+        return self.program == "captured" or (self.program == "auto" and device.type == "cuda")
 
     def rate(self, progress: Progress) -> float:
         return self.learning_rate * self.lr_factor**progress.drops

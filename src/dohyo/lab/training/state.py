@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
 from dohyo.files import replacing
-from dohyo.lab.folder import CHECKPOINT as CHECKPOINT  # for those who ask this module for it
-from dohyo.lab.folder import as_values
+from dohyo.lab.folder import CHECKPOINT, as_values
 from dohyo.lab.training.config import Progress, StepConfig, resumable_fields
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import Task
