@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import dohyo
-from dohyo.lab.experiments.qpbo import Best, Optimise, PolicyName, QPBOConfig
+from dohyo.lab.experiments.qpbo import Best, Optimise, QPBOConfig
 from dohyo.lab.rewards import random_qpbo
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import State
@@ -34,13 +34,14 @@ from benchmarks.weights import environment, save
 
 VARIABLES, BATCH, COST, SEED, ENTROPY = 500, 100, 15.0, 0, 0.1
 GOAL = 19.2
-REPEATS: dict[PolicyName, int] = {"latent": 8, "independent": 8, "gru": 1, "nade": 1}  # steps in a round
+REPEATS = {"latent": 8, "independent": 8, "gru": 1, "nade": 1}  # steps in a round
 SLOW = ("gru", "nade")
 
 
-def stepper(policy: PolicyName, entropy: float) -> tuple[Callable[[], Any], Callable[[], Any], dict[str, Any]]:
+def stepper(policy: str, entropy: float) -> tuple[Callable[[], Any], Callable[[], Any], dict[str, Any]]:
     """A training step, the drawing of its samples alone, and how it is set up."""
-    config = QPBOConfig(variables=VARIABLES, batch_size=BATCH, policy=policy, cost=COST, entropy=entropy, seed=SEED, device="cpu")
+    name: Any = policy
+    config = QPBOConfig(variables=VARIABLES, batch_size=BATCH, policy=name, cost=COST, entropy=entropy, seed=SEED, device="cpu")
     problem, fabric = random_qpbo(VARIABLES, seed=0), launch("cpu")
     scale = float(problem(torch.randint(2, (1000, VARIABLES)).float()).std())
     task = Optimise(Best(problem), scale)
