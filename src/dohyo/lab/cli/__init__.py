@@ -22,7 +22,7 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. What is not the user's to put right is raised."""
+    """Run the command line and return the exit status. Errors that the user cannot correct are bugs, and are raised."""
     try:
         arguments = [_underscored(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
         if not arguments:

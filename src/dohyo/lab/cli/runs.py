@@ -101,7 +101,7 @@ def _resumed(run_type: type[Run[Any]], folder: Path, explicit: dict[str, Any]) -
 
 
 def _from_peers(error: RuntimeError) -> bool:
-    """Whether it was raised in torch's communication, because another process has gone."""
+    """Whether it was raised by torch's communication, because another process is gone."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

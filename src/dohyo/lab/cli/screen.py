@@ -42,7 +42,7 @@ def show_table(
 
 
 def show_evaluation(report: dict[str, Any]) -> None:
-    """What `Evaluation.to_dict` holds beside the numbers of a table."""
+    """Print what `Evaluation.to_dict` holds beyond the numbers of the table."""
     if report["robust_interval"] is not None:
         low, high = report["robust_interval"]
         say(f"median of means of log p(x): {report['robust_mean']:.3f} in [{low:.3f}, {high:.3f}]")
@@ -60,12 +60,12 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def count(value: float) -> str:
-    """A whole number as it is; a mean of such with one digit more."""
+    """A whole number as it is; a mean of whole numbers with one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def progress_bar(completed: str, quiet: bool) -> Progress:
-    """A bar with a note behind it.
+    """A progress bar with a note behind it.
 
     Args:
         completed: How far it is, such as "{task.completed}/{task.total}".

@@ -100,7 +100,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         return load(self.data, self.data_dir, self.data_kind, self.seed if self.data_seed is None else self.data_seed)
 
     def build_model(self, data: Dataset) -> nn.Module:
-        """The model with its first parameters, which the seed decides."""
+        """The model with its initial parameters, which depend on the seed."""
         torch.manual_seed(self.seed)
         likelihood = "gaussian" if data.kind == "real" else "bernoulli"
         size = data.train.shape[1]
@@ -135,7 +135,7 @@ class DensityRun(Run[DensityConfig]):
 
     @cached_property
     def replicas(self) -> list["DensityRun"]:
-        """The runs of a replicated one, each in a folder of its own; empty if there is one run only."""
+        """The runs of a replicated run, each in its own folder; empty if there is only one run."""
         config, seed = self.config, self.config.seed
         if config.replicas == 1:
             return []
@@ -202,7 +202,7 @@ class DensityRun(Run[DensityConfig]):
             if not replica.finished:
                 pending.append(number)
         if len(pending) < 2:
-            choose_for(members, objective, fabric)  # only to know whether they can go together
+            choose_for(members, objective, fabric)  # only to find out whether they can be trained together
             return
         if fabric.is_global_zero:
             for number in pending:
@@ -284,6 +284,6 @@ def evaluate_over_processes(
 
 
 def _not_captured(record: dict[str, Any]) -> list[str]:
-    """What to say about a record's program, if a faster one was to be tried."""
+    """A notice if the faster program was wanted for this record and could not be used."""
     _, _, reason = record.get("program", "").partition("plain: ")
     return [f"the step is not captured: {reason}"] if reason else []

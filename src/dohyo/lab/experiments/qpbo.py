@@ -163,17 +163,17 @@ class Best:
 
 
 class Optimise(OnDraws):
-    """Steps on samples of the policy, with the entropy's weight by its schedule; the best sample is kept."""
+    """Steps on samples of the policy, with the scheduled weight of the entropy; the best sample is kept."""
 
     def __init__(self, best: Best, scale: float) -> None:
         self.best, self.scale, self.entropy, self.restart = best, scale, 0.0, 0
 
     def begin(self, fabric: Fabric, config: Any) -> None:
         super().begin(fabric, config)
-        self.scale = fabric.broadcast(self.scale)  # of a noisy reward each process measured another
+        self.scale = fabric.broadcast(self.scale)  # each process may have measured another one, if the reward is noisy
 
     def prepare(self, state: State, config: Any) -> None:
-        """Start the next of several trainings where it is due, with new first parameters; and set the clock."""
+        """Start the next training with new initial parameters, if it is due, and set the clock."""
         self.best.clock, self.best.started = state.progress.seconds, time.monotonic()
         restart, _ = config.restart(state.progress.step)
         if restart > self.restart:  # it may be less where --steps was raised: the last training continues

@@ -196,12 +196,12 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         }
 
     def _write_draws(self, draws: Draws) -> None:
-        """What the fit is for. The importance weights are exp(log_target - log_px)."""
+        """The samples that the fit was made for; their importance weights are exp(log_target - log_px)."""
         with replacing(self.folder / DRAWS) as temporary, temporary.open("wb") as file:
             np.savez(file, x=draws.x.numpy(), log_target=draws.log_target.numpy(), log_px=draws.log_px.numpy())
 
     def _moments(self, model: Any, draws: Draws) -> dict[str, Any]:
-        """Of each quantity: by importance weights, of unweighted draws, and exactly where that is known."""
+        """The moments of each quantity: by importance weights, of unweighted draws, and the exact ones where they are known."""
         weighted, shape = weighted_moments(draws, self.target.quantities(draws.x))
         with apart(model, self.config.seed + 1):
             raw = self.target.quantities(model.sample(RAW_DRAWS).double())
@@ -235,7 +235,7 @@ def draw_over_processes(
 
 
 def astray(found: Divergence, estimate: float, stderr: float, bound: bool) -> list[str]:
-    """Warnings about an estimate of the objective. That of an unbiased one may swing far from the truth, that of a bound not."""
+    """Warnings about an estimate of the objective. An unbiased one may swing far from the truth; a bound must not."""
     warnings = []
     if bound and estimate < found.objective - TOLERANCE - 4 * math.hypot(found.stderr, stderr):
         warnings.append(f"the training estimate, {estimate:.3g}, is far below the truth, {found.objective:.3g}: theta loosens "

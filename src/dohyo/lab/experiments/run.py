@@ -37,7 +37,7 @@ OnTest = Callable[[int, int], None]
 
 @dataclass
 class EstimatorConfig:
-    """Which latent-variable model, and which estimator of its log p(x).
+    """The size of the latent-variable model, and the estimator of its log p(x).
 
     Attributes:
         hidden: Units in each hidden layer.
@@ -56,7 +56,7 @@ class EstimatorConfig:
 
 
 def about_estimator(config: Any, estimator: Estimator) -> dict[str, Any]:
-    """What a result says about the estimator: also the cost that it has in fact."""
+    """What a result says about the estimator, including its actual expected cost."""
     return {
         "estimator": config.estimator,
         "expected_cost": estimator.expected_cost,
@@ -110,7 +110,7 @@ class Run(ABC, Generic[C]):
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do. An older result may be that of a shorter run, or of another test."""
+        """Whether there is nothing left to do. An older result may come from a shorter run, or from another test."""
         result = self.result
         if result is None:
             return False
@@ -131,7 +131,7 @@ class Run(ABC, Generic[C]):
         """Test the trained model, plot the pictures, and return the result's own keys; on every process."""
 
     def check(self, fabric: Fabric) -> None:
-        """A DohyoError for whatever can be found wrong before the first file is written."""
+        """A DohyoError for anything that can be found wrong before the first file is written."""
         if self.config.batch_size < fabric.world_size:
             raise DohyoError(
                 f"batch_size is {self.config.batch_size} for {fabric.world_size} processes; each needs a part of every batch: "
@@ -150,7 +150,7 @@ class Run(ABC, Generic[C]):
         return model
 
     def complete(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:
-        """The result, of a run that is finished now if it was not before."""
+        """The result; the run is finished first if it is not yet."""
         result = self.result if self.finished else None
         return self.train(fabric, on_epoch, on_test) if result is None else result
 

@@ -154,21 +154,21 @@ def _quantities(target: Any, x: Tensor) -> dict[str, Array]:
 
 
 def _edges(values: Array) -> Array:
-    """Of bins that hold all but a few in a thousand."""
+    """The edges of bins that hold all but a few in a thousand."""
     finite = values[np.isfinite(values)]
     low, high = np.quantile(finite, [0.003, 0.997]) if len(finite) else (0.0, 1.0)
     return np.linspace(*padded(float(low), float(high), 0.02), 41)
 
 
 def _heights(values: Array, edges: Array, weight: Array | None = None) -> Array:
-    """Densities, of all the values and not of those within the edges alone."""
+    """The density in each bin, relative to all values and not only those within the edges."""
     weight = np.full(len(values), 1 / len(values)) if weight is None else np.nan_to_num(weight)
     use = np.isfinite(values)
     return np.histogram(values[use], edges, weights=weight[use])[0] / np.diff(edges)
 
 
 def _window(x: Tensor) -> tuple[tuple[float, float], ...]:
-    """What holds nearly all of the draws in each dimension, and a quarter more."""
+    """A window that holds nearly all draws in each dimension, and a quarter more."""
     kept = x[x.isfinite().all(1)]
     ends = torch.quantile(kept, torch.tensor([0.005, 0.995], dtype=x.dtype), 0) if len(kept) else x.new_tensor([[-1, -1], [1, 1]])
     return tuple(padded(float(low), float(high), 0.25) for low, high in ends.T)

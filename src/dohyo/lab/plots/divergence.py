@@ -129,7 +129,7 @@ def _read(records: Records) -> tuple[dict[str, Array], bool, Array]:
 
 
 def _limits(truth: Array, stderr: Array, estimate: Array, known: bool) -> tuple[float, float]:
-    """Limits that hold the later truth, zero for a KL, and what else is no further from these than they are apart."""
+    """Limits that hold the later truth, zero for a KL, and whatever else is near these."""
     late = len(truth) // 20
     error = 2 * np.nan_to_num(stderr)
     bars = np.stack([truth - error, truth + error], 1)
@@ -153,7 +153,7 @@ def _gaps(axis: Axes, curves: dict[str, Array], ways: Sequence[str]) -> None:
 
 
 def _symmetric_log(axis: Axes) -> None:
-    """Before anything is plotted, so that the margins are right. Few ticks, however many powers of ten there are."""
+    """Called before anything is plotted, so that the margins are right. Few ticks, however many powers of ten there are."""
     axis.set_yscale("symlog", linthresh=_LINEAR, linscale=0.6)
     locator = SymmetricalLogLocator(base=10, linthresh=_LINEAR)
     locator.set_params(numticks=7)

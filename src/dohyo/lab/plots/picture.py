@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dohyo.errors import DohyoError
 from dohyo.files import plain, replacing
 
-SMALL, NORMAL = 8, 10  # points
+SMALL = 8  # points
 FEW = 40  # points of a curve that are still shown as dots
 # Okabe and Ito's colours, which everybody can tell apart; in grey the markers tell them apart.
 BLACK, BLUE, RED, GREEN, PINK = "#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -54,7 +54,7 @@ def tidy(axis: Axes, whole: int = 0) -> None:
     """A light grid and no frame.
 
     Args:
-        whole: If positive, about so many ticks at whole numbers of x.
+        whole: If positive, about this many ticks at whole numbers of x.
     """
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
@@ -68,7 +68,7 @@ def dots(x: Array, size: int = 5) -> dict[str, Any]:
 
 
 def mark_beyond(axis: Axes, x: Array, y: Array, limits: tuple[float, float], label: str | None = None, **style: Any) -> None:
-    """A triangle at the edge of the axis for each value beyond it; of the label, a {} becomes the furthest value."""
+    """A triangle at the edge of the axis for each value beyond it; in the label, {} becomes the furthest value."""
     low, high = limits
     for where, edge, marker, furthest in ((y > high, high, "^", np.nanmax), (y < low, low, "v", np.nanmin)):
         if where.any():
@@ -79,13 +79,13 @@ def mark_beyond(axis: Axes, x: Array, y: Array, limits: tuple[float, float], lab
 
 
 def near(core: Array, others: Array) -> Array:
-    """The core and those of the others that are no further from it than it is wide, or 0.1."""
+    """The core, and the other values that are no further from it than its own width, or 0.1."""
     reach = max(0.1, float(np.ptp(core)))
     return np.concatenate([core, others[(others > core.min() - reach) & (others < core.max() + reach)]])
 
 
 def bulk(values: Array, reach: float) -> Array:
-    """The finite values that are within so many interquartile ranges of the quartiles (Tukey's fences)."""
+    """The finite values within this many interquartile ranges of the quartiles (Tukey's fences)."""
     values = values[np.isfinite(values)]
     if not len(values):
         return values

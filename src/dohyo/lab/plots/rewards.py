@@ -72,7 +72,7 @@ def _seeds(given: Records | Sequence[Records]) -> Sequence[Records]:
 
 
 def _plot(axis: Axes, seeds: list[dict[str, Array]], clock: str, key: str, colour: Any, **style: Any) -> None:
-    """One run as it is; several as their mean and a band while all of them run, or one by one if they never do."""
+    """One run as it is; several as their mean in a band while all of them run, or one by one if they never overlap."""
     stepped = style.get("drawstyle") == "steps-post"
     if len(seeds) == 1:
         x, y = seeds[0][clock], seeds[0][key]

@@ -131,7 +131,7 @@ def _values(images: Tensor, shape: tuple[int, ...], name: str) -> Array:
 
 
 def _grid(rows: list[list[Array]], title: str | None, labels: tuple[str, ...] = ()) -> Figure:
-    """Rows of images or line plots. With labels, rows go by so many together, named at the left."""
+    """Rows of images or line plots. With labels, that many rows form a group, named at the left."""
     everything = np.concatenate([value.ravel() for row in rows for value in row])
     finite = everything[np.isfinite(everything)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)

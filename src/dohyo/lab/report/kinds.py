@@ -68,7 +68,7 @@ class Kind(ABC):
 
     @abstractmethod
     def alts(self) -> dict[str, str]:
-        """What the pictures show, by their file names, in the order of showing."""
+        """What the pictures show, by their file names, in the order they are shown."""
 
     def tables(self) -> list[Grid]:
         return []
@@ -203,7 +203,7 @@ class ReverseKL(Kind):
         }
 
     def _truth(self) -> Cell:
-        """Where log Z of the target is not known, the divergence is known up to it."""
+        """Where log Z of the target is unknown, so is the divergence, up to that constant."""
         known = self.result.get("reverse_kl") is not None
         value = self.result.get("reverse_kl" if known else "objective")
         return measured(value, self.result.get("reverse_kl_stderr"), "" if known else " + log Z")
@@ -255,7 +255,7 @@ class QPBO(Kind):
 
 
 def on_one_axis(rows: list[list[Any]], column: int) -> list[list[Any]]:
-    """Marks as percentages of the axis that holds all of this column's; none where there is nothing to compare with."""
+    """Marks as percentages of an axis that holds all of this column's; none where there is nothing to compare."""
     cells = [row[column] for row in rows]
     ends = [end for cell in cells if cell.marks for end in cell.marks]
     low, width = (min(ends), max(ends) - min(ends) or 1.0) if ends else (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Pictures that a page carries within itself."""
+"""Pictures inside a page."""
 
 import base64
 import io

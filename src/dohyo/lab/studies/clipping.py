@@ -177,7 +177,7 @@ class Clipping(Study[ClippingConfig]):
 
 
 def _ends(found: dict[str, Cell], ends: list[str], others: list[str]) -> tuple[str, bool | None]:
-    """Whether each of the ends is worse than one of the others, False if one is better than all; at 95% for all pairs."""
+    """Whether each of the ends is worse than one of the others; False if one is better than all. At 95% for all pairs."""
     pairs = {(e, o): Contrast.of((1, found[e]["test_nll"]), (-1, found[o]["test_nll"])) for e in ends for o in others}
     worse = all(any(pairs[e, o].mean > pairs[e, o].half(len(pairs)) for o in others) for e in ends)
     better = any(all(pairs[e, o].mean < -pairs[e, o].half(len(pairs)) for o in others) for e in ends)

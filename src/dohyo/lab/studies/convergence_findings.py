@@ -46,7 +46,7 @@ class Findings:
         return rate(curves, self.ks(part), self.fit_from if start is None else start)
 
     def cross_rates(self, series: str) -> tuple[Rate, Rate]:
-        """Where the step is from k to k + 1 the index is taken between the two, as in the paper's proof."""
+        """Where a step goes from k to k + 1, the index is taken between the two, as in the paper's proof."""
         between = [float(k) if series == "multilevel" else math.sqrt(k * (k + 1)) for k in self.ks("cross")]
         return cross_rate(self.cross_terms(series), between, self.cross_from)
 

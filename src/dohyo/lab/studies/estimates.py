@@ -179,7 +179,7 @@ def estimator_at(name: str, m: int) -> Any:
 
 
 def _truth(model: Any, x: Tensor, options: Cell, seed: int, max_rows: int, advance: Advance) -> Cell:
-    """The NLL without bias, and the bound of as many terms as K is deep where every K is counted."""
+    """The NLL without bias, and the bound with as many terms as the deepest K where every K is counted."""
 
     def found(estimator: Estimator, replicates: int, begin: float, end: float) -> Any:
         return evaluate(

@@ -100,7 +100,7 @@ class Findings:
         return [Table(title, [*columns, "every K counted"], rows, note)]
 
     def _unbiased_sumo(self) -> Conclusion:
-        """With every K up to a depth counted SUMO has the mean of IWAE with that many terms, and IWAE at its cost has not."""
+        """With every K up to a depth counted, SUMO has the mean of IWAE with that many terms; IWAE at SUMO's cost has not."""
         iwae, truth = self.whole["iwae"], self.truth
         biased = all(o.errors > self.far and o.offset > 0 for o in iwae)
         away = [

@@ -44,7 +44,7 @@ class Findings:
         return {cost: runs for (name, cost), runs in self.groups.items() if name == estimator}
 
     def diverged(self) -> str:
-        """Which runs did, and how many of how many."""
+        """Which runs diverged, and how many out of how many."""
         counts = {key: sum(run["diverged"] for run in runs) for key, runs in self.groups.items()}
         return ", ".join(f"{NAMES[n]} {c} ({count} of {len(self.groups[n, c])})" for (n, c), count in counts.items() if count)
 
@@ -123,11 +123,11 @@ class Findings:
         errors = {cost: [median(_later_errors(run)) for run in runs] for cost, runs in sumo.items()}
         each = ", ".join(f"{_spread(values)} at cost {cost}" for cost, values in errors.items())
         ordered = list(errors.values())
-        apart = all(max(more) < min(less) for less, more in pairwise(ordered))
+        separate = all(max(more) < min(less) for less, more in pairwise(ordered))
         falls = all(fmean(more) < fmean(less) for less, more in pairwise(ordered))
         text = f"standard error of the training estimate, the median of the later half of the checks: {each}"
         claim = "A higher expected cost lowers the variance of SUMO"
-        holds = True if apart else None if falls else False
+        holds = True if separate else None if falls else False
         return Conclusion(claim, "increasing the expected cost reduces variance", text, holds)
 
     def _minimax(self, minimax: dict[int, list[Cell]], sumo: dict[int, list[Cell]]) -> list[Conclusion]:

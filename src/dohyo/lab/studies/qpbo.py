@@ -1,4 +1,4 @@
-"""Policies on quadratic problems of 0 and 1: every one for the same time, with and without entropy."""
+"""Policies on quadratic problems of 0 and 1: each for the same time, with and without entropy."""
 
 import time
 from dataclasses import dataclass
@@ -150,6 +150,6 @@ class Policies(Study[PoliciesConfig]):
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every so many, and the last."""
+    """Evenly spaced records, and the last one."""
     step = -(-len(records) // _POINTS)
     return records[::-step][::-1] if records else []

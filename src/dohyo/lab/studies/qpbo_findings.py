@@ -47,7 +47,7 @@ class Findings:
         return [run["best_reward"] for run in self.runs(policy, size, kind)]
 
     def ranking(self, size: int, kind: str) -> str:
-        """The policies from the highest mean of best rewards down."""
+        """The policies in the order of their mean best reward, from the highest."""
         found = {policy: self.rewards(policy, size, kind) for policy in NAMES if self.runs(policy, size, kind)}
         order = sorted(found, key=lambda policy: -fmean(found[policy]))
         return ", ".join(f"{NAMES[policy]} {_spread(found[policy])}" for policy in order)
@@ -97,7 +97,7 @@ class Findings:
         return [Conclusion(claim, said, self._beside(rival, size, "plain"), _above(own, other))]
 
     def _ends_above(self, rival: str, size: int, kind: str, said: str) -> list[Conclusion]:
-        """Who is above when training has run its course; None where the one below still rises."""
+        """Which one is above when training has run its course; None where the lower one still rises."""
         own, other = self.rewards("sumo", size, kind), self.rewards(rival, size, kind)
         if not own or not other:
             return []

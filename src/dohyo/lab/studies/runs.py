@@ -19,7 +19,7 @@ SHARED_K = (
 
 
 def complete(run: Run[Any], advance: Advance) -> Cell:
-    """The result of a run, trained as far as it is not yet; a DohyoError if its folder holds another run."""
+    """The result of a run, which is finished first if it is not yet; a DohyoError if its folder holds another run."""
     if (run.folder / CONFIG).exists():
         before = type(run).open(run.folder).config
         if dataclasses.replace(before, device=run.config.device) != run.config:
@@ -32,7 +32,7 @@ def complete(run: Run[Any], advance: Advance) -> Cell:
 
 
 def trained(folder: Path, given: Path | None, advance: Advance, **options: Any) -> DensityRun:
-    """The run in the folder `given`, or else one with these options in `folder`, trained as far as it is not yet."""
+    """The run in the folder `given`, or else one with these options in `folder`, finished first if it is not yet."""
     if given is not None:
         return DensityRun.open(given)
     run = DensityRun(folder, DensityConfig(**options))
@@ -41,7 +41,7 @@ def trained(folder: Path, given: Path | None, advance: Advance, **options: Any) 
 
 
 def train_replicas(config: DensityConfig, folder: Path, advance: Advance) -> Cell:
-    """The numbers of each replica, trained as far as they are not yet."""
+    """The numbers of each replica, finished first if they are not yet."""
     run = DensityRun(folder, config)
     found = complete(run, advance)
     each = ("test_nll", "test_nll_stderr", "valid_nll", "epochs", "best_epoch")

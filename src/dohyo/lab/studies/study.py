@@ -55,7 +55,7 @@ class StudyConfig:
         check_choices(self)
 
     def _at_least(self, **least: int) -> None:
-        """A DohyoError that names the first of these numbers which is too small."""
+        """A DohyoError that names the first number that is too small."""
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least {value}")
@@ -91,7 +91,7 @@ class Study(ABC, Generic[C]):
 
     @property
     def seeds(self) -> list[int]:
-        """Every seed that the cells use: each its own, and as many after it as it has replicas."""
+        """Every seed that the cells use: a cell's own, and the following ones for its replicas."""
         firsts = {(options.get("seed", self.config.seed), options.get("replicas", 1)) for options in self.cells().values()}
         return sorted({seed for first, count in firsts for seed in range(first, first + count)})
 
@@ -216,7 +216,7 @@ def _done(study: Study[Any], folder: Path, cells: dict[str, Cell]) -> dict[str, 
 
 
 def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], plot: bool) -> dict[str, Any]:
-    """From the files in the folder, so that several processes may do cells of one study at a time."""
+    """Written from the files in the folder, so that several processes may do cells of one study at a time."""
     done = _done(study, folder, cells)
     results = {name: cell["result"] for name, cell in done.items()}
     conclusions, tables = study.summarise(results) if results else ([], [])

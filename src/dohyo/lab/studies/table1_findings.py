@@ -72,13 +72,13 @@ class Findings:
         self.best = {place: min(group.values(), key=lambda entry: entry.mean) for place, group in self.groups.items()}
 
     def _short(self, sets: Iterable[str]) -> str:
-        """How long the runs on these sets were that did not end by themselves, to begin a finding with."""
+        """The beginning of a finding: how long the runs on these sets were, unless they ended by themselves."""
         used = [entry for data in dict.fromkeys(sets) for entry in self.entries if entry.data == data and not entry.whole]
         lengths = {DATA[entry.data]: max(entry.epochs) for entry in used}
         return f"in short runs (epochs: {', '.join(f'{data} {n}' for data, n in lengths.items())}): " if lengths else ""
 
     def against_best(self, entry: Entry) -> Contrast:
-        """What it is behind the best of the same data and cost; Welch's test of that is unpaired, as the paper's."""
+        """The distance to the best of the same data and cost; like the paper's, Welch's test of it is unpaired."""
         return Contrast.of((1, entry.nll), (-1, self.best[entry.data, entry.cost].nll))
 
     def conclusions(self) -> list[Conclusion]:
@@ -97,7 +97,7 @@ class Findings:
         return [conclusion for conclusion in found if conclusion is not None]
 
     def _lower(self, claim: str, paper: str, rows: Sequence[str], than: str) -> Conclusion | None:
-        """Whether these rows are below another wherever both are done."""
+        """Whether these rows are below another one wherever both are finished."""
         pairs = [(group[row], group[than]) for row in rows for group in self.groups.values() if row in group and than in group]
         found = {
             (f"{ROWS[one.row].label}, " if len(rows) > 1 else "") + f"{one.where}:": Contrast.of((1, one.nll), (-1, other.nll))

@@ -7,7 +7,7 @@ from statistics import fmean, variance
 
 
 def all_hold(verdicts: Iterable[bool | None]) -> bool | None:
-    """False if one is, else None if one is, else True.
+    """False if one is False, else None if one is None, else True.
 
     Example:
         >>> all_hold([True, None]), all_hold([True, None, False]), all_hold([True])
@@ -18,7 +18,7 @@ def all_hold(verdicts: Iterable[bool | None]) -> bool | None:
 
 
 def student_quantile(p: float, degrees: float) -> float:
-    """Of Student's t distribution."""
+    """The quantile of Student's t distribution."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, because it is slow to import
 
     return float(stdtrit(degrees, p))
@@ -73,5 +73,5 @@ def all_below(contrasts: Sequence[Contrast]) -> bool | None:
 
 
 def listed(contrasts: Mapping[str, Contrast]) -> str:
-    """Each with half its interval, for a reader."""
+    """Each contrast with half its interval, as text."""
     return ", ".join(f"{name} {c.mean:+.2f} ± {c.half(len(contrasts)):.2f}" for name, c in contrasts.items())
