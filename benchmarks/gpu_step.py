@@ -28,7 +28,7 @@ from dohyo.contract import split
 from dohyo.lab.data import Dataset
 from dohyo.lab.fast.programs import Program, choose
 from dohyo.lab.fast.together import train_epoch
-from dohyo.lab.training.config import LoopConfig
+from dohyo.lab.training.config import LoopConfig, ProgramName
 from dohyo.lab.training.loop import Training
 from dohyo.lab.training.loop import train_epoch as plain_epoch
 from dohyo.lab.training.processes import launch
@@ -89,7 +89,7 @@ def images() -> Dataset:
     return Dataset("random", grey, grey[:100].round(), grey[:100].round(), "grey", (28, 28))
 
 
-def prepared(name: str, cost: int, replicas: int, data: Dataset, program: str) -> tuple[Program, list[Training], Any]:
+def prepared(name: str, cost: int, replicas: int, data: Dataset, program: ProgramName) -> tuple[Program, list[Training], Any]:
     fabric = launch("cuda")
     estimator, encoder = OBJECTIVES[name]
     objective = MaximumLikelihood(estimator.at_cost(cost), encoder)  # type: ignore[arg-type]

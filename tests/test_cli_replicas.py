@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dohyo.lab.cli import main
-from dohyo.lab.cli.runs import count
+from dohyo.lab.cli.screen import count
 from dohyo.lab.experiments.density import DensityConfig, DensityRun
 from dohyo.lab.training import programs
 from dohyo.lab.training.processes import launch

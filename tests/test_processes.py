@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
 from real import command, environment, finished, finished_together, fresh, torchrun
 
@@ -163,3 +163,38 @@ def test_a_killed_rank_ends_the_job_with_a_usable_checkpoint(tmp_path: Path) -> 
     assert epoch >= 1
     done = run("-m", "dohyo", "train", "--resume", "run", "--epochs", str(epoch + 1), folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("options", [[*SMALL, "--estimator", "iwae", "--cost", "2"], None])
+def test_a_batch_smaller_than_the_processes_is_refused_before_any_file(options: list[str] | None, tmp_path: Path) -> None:
+    line = ["train", *options] if options else ["qpbo", "--variables", "6", "--device", "cpu"]
+    done = run("-m", "dohyo", *line, "--batch-size", "1", "--out", "run", folder=tmp_path)
+    assert done.returncode != 0
+    errors = [text for text in done.stderr.splitlines() if text.startswith("dohyo: error: ")]
+    wanted = (
+        "dohyo: error: batch_size is 1 for 2 processes; each needs a part of every batch: set it to 2 or more, or start fewer"
+    )
+    assert errors
+    assert all(text.startswith(wanted) for text in errors)
+    assert "another process" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_the_other_processes_say_that_one_failed(tmp_path: Path) -> None:
+    """The second rank's own error shows its traceback; it never blames another."""
+    (tmp_path / "mine.py").write_text(
+        "import os\nfrom dohyo.models import VAE\n\n"
+        "class Fails(VAE):\n"
+        "    steps = 0\n"
+        "    def encode(self, x):\n"
+        "        Fails.steps += 1\n"
+        "        if self.training and Fails.steps > 8 and os.environ['RANK'] == '1':\n"
+        "            raise RuntimeError('mine alone')\n"
+        "        return super().encode(x)\n"
+    )
+    options = [*SMALL, "--estimator", "iwae", "--cost", "2", "--epochs", "50", "--model", "mine:Fails", "--out", "run"]
+    done = run("-m", "dohyo", "train", *options, folder=tmp_path)
+    assert done.returncode != 0
+    assert "RuntimeError: mine alone" in done.stderr
+    assert "another process of the job failed (mine alone)" not in done.stderr
+    assert done.stderr.count("another process of the job failed") <= 1  # torchrun may end the first rank before it can say so
