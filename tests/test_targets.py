@@ -435,7 +435,7 @@ def test_a_python_callable() -> None:
         ("funel", None, "unknown target 'funel': did you mean 'funnel'.*your own is package.module:function"),
         ("eight-schools", 8, "eight-schools: --dimension 8 and its own dimension, 10, differ; leave out --dimension"),
         ("users_pkg.targets:density", None, "users_pkg.targets:density: how many dimensions.*give --dimension N"),
-        ("users_pkg.targets:density", 0, "its dimension is 0; it must be a whole number from 1"),
+        ("users_pkg.targets:density", 0, "its dimension is 0; it must be a whole number of at least 1"),
         ("users_pkg.targets:density", 2.0, "its dimension is 2.0; it must be a whole number"),
         ("users_pkg.targets:known", 2, "--dimension 2 and its own dimension, 3, differ"),
         ("users_pkg.targets:Mine", 2, "--dimension 2 and its own dimension, 1, differ"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS, to_dict
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
 from dohyo.lab.experiments.run import OnTest, Run
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
 from dohyo.lab.training import DrawsConfig
@@ -245,7 +245,7 @@ class QPBORun(Run[QPBOConfig]):
         config, problem = self.config, self.problem
         policy: Any = self.parts[0]
         best = max(gather(fabric, self.parts[1].state_dict()), key=lambda one: (one["value"], -one["step"]))
-        with apart(policy, config.seed):
+        with isolated(policy, config.seed):
             rewards = problem(policy.to(fabric.device).sample(LAST_SAMPLES)).double()
         numbers = load_checkpoint(self.folder)["numbers"]
         known = problem.maximum

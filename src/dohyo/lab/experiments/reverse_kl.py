@@ -12,11 +12,11 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dohyo.divergence import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS, to_dict
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
 from dohyo.files import replacing
+from dohyo.kl import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
 from dohyo.lab.experiments.run import OnTest, Run
 from dohyo.lab.targets import Target, check, target
 from dohyo.lab.training import DrawsConfig
@@ -153,7 +153,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         torch.manual_seed(config.seed)
         model = GaussianLVM(self.target.dimension, config.hidden, config.latent)
         check_drawn(model)
-        with apart(model, config.seed):
+        with isolated(model, config.seed):
             first = model.sample(64)
         check(self.target, first)
         objective = config.objective(self.target)
@@ -216,7 +216,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
     def _moments(self, model: Any, draws: Draws) -> dict[str, Any]:
         """Of each quantity: by importance weights, of raw draws, and exactly where that is known."""
         weighted, shape = weighted_moments(draws, self.target.quantities(draws.x))
-        with apart(model, self.config.seed + 1):
+        with isolated(model, self.config.seed + 1):
             raw = self.target.quantities(model.sample(RAW_DRAWS).double())
         exact = self.target.reference() or {}
         for name, entry in weighted.items():

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
 from numpy.typing import NDArray
 
-from dohyo.divergence import TOLERANCE
 from dohyo.errors import DohyoError
+from dohyo.kl import TOLERANCE
 from dohyo.lab.plots.picture import padded, plain_numbers, write_picture
 
 WAYS = {"by_encoder": "by the encoder", "by_prior": "by the prior", "above": "from above"}

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from dohyo.evaluation import student_quantile
 from dohyo.lab.studies.study import Cell, Conclusion, Table
 
 NAMES = {
@@ -65,7 +64,7 @@ class Findings:
         self.middle = len(costs) // 2
         self.runs = min((len(cell["nll"]) for each in cells.values() for cell in each), default=2)
         claims = len(costs) * len((*LAWS, *_LATER))
-        self.far = student_quantile(1 - _DOUBT / 2 / claims, self.runs - 1)  # in standard errors
+        self.far = _quantile(1 - _DOUBT / 2 / claims, self.runs - 1)  # in standard errors
 
     def conclusions(self) -> list[Conclusion]:
         conclusions = []
@@ -116,7 +115,7 @@ class Findings:
             for law in LAWS
             for each in self.every_k[law]
         ]
-        far = student_quantile(1 - _DOUBT / 2 / len(away), 1000)
+        far = _quantile(1 - _DOUBT / 2 / len(away), 1000)
         middle = [self.every_k[law][self.middle] for law in LAWS]
         each = ", ".join(
             f"{e['nll'] - truth['nll']:+.2f} ± {1.96 * math.hypot(e['stderr'], truth['stderr']):.2f} ({NAMES[law]})"
@@ -152,3 +151,9 @@ class Findings:
         less = [max(sds[a][i] for a in _LATER) < min(sds[b][i] for b in LAWS) for i in range(len(self.costs))]
         claim = f"In {self.runs} runs SymmetricSUMO and MultilevelRR spread less than SUMO under each law, at every cost"
         return Conclusion(claim, "", text, all(less))
+
+
+def _quantile(p: float, degrees: int) -> float:
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, because it is slow to import
+
+    return float(stdtrit(degrees, p))

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean, median, stdev
 
-from dohyo.evaluation import student_quantile
 from dohyo.lab.studies.study import Cell, Conclusion, Table
 
 NAMES = {
@@ -104,9 +103,11 @@ class Findings:
         return Conclusion(claim, "optimizes correctly even with a small expected cost", text, _all(map(_optimised, sumo[cost])))
 
     def _honest(self, sumo: dict[int, list[Cell]]) -> Conclusion:
+        from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, because it is slow to import
+
         runs = [run for one in sumo.values() for run in one]
         away = [abs(_off(run)) / _error(run) for run in runs]
-        limit = student_quantile(1 - _DOUBT / 2 / len(runs), 1000)
+        limit = float(stdtrit(1000, 1 - _DOUBT / 2 / len(runs)))
         each = "; ".join(
             f"cost {cost}: {fmean(_off(run) for run in one):+.3f} ± {1.96 * _mean_error(one):.3f}" for cost, one in sumo.items()
         )
