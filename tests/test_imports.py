@@ -37,7 +37,7 @@ ROOMS = {
     "dohyo": "annealing diagnostics estimators evaluation fisher laws marginal packing tuning",
     "__main__": "",
     "lab": "",
-    "lab.bank": "diagnostics estimators evaluation packing",
+    "lab.bank": "diagnostics estimators evaluation lab.data packing",
     "lab.data": "",
     "lab.targets": "",
     "lab.rewards": "",

@@ -1,5 +1,7 @@
-"""This package's own error type, and the two checks that every room needs."""
+"""This package's own error type, and the ways to raise it that several rooms share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -19,5 +21,16 @@ def whole(name: str, value: Any, least: int = 1) -> int:
 
 
 def in_one_line(error: Exception) -> str:
-    """The type and the message of somebody else's error, for a message of ours."""
+    """The type and the message of another's error, for a message of ours."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+@contextmanager
+def reporting(message: str) -> Iterator[None]:
+    """Turn whatever a user's code raises into a DohyoError with this message, in which {} stands for the error."""
+    try:
+        yield
+    except DohyoError:
+        raise
+    except Exception as error:
+        raise DohyoError(message.replace("{}", in_one_line(error))) from error

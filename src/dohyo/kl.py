@@ -111,9 +111,11 @@ def divergence(draws: Draws, log_normaliser: float | None = None) -> Divergence:
             )
     difference = draws.log_px - draws.log_target
     objective = float(difference.mean())
-    ways = [float((way - draws.log_target).mean()) for way in (draws.by_encoder, draws.by_prior, draws.above)]
+    by_encoder, by_prior, above = (
+        float((way - draws.log_target).mean()) for way in (draws.by_encoder, draws.by_prior, draws.above)
+    )
     known = None if log_normaliser is None else objective + log_normaliser
-    return Divergence(objective, _stderr(difference), known, *ways, tuple(warnings))
+    return Divergence(objective, _stderr(difference), known, by_encoder, by_prior, above, tuple(warnings))
 
 
 def weighted_moments(draws: Draws, quantities: dict[str, Tensor]) -> tuple[dict[str, dict[str, float]], float]:

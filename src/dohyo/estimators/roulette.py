@@ -128,10 +128,6 @@ class SUMO(PrefixRoulette):
     def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
         """The paper's law with the m whose cost is nearest; if m = 1 still costs too much, a smaller alpha."""
         check_cost(cost, max_terms)
-
-        def member(m: int, law: Law) -> Self:
-            return cls(m, law if max_terms is None else law.capped(max_terms - m))
-
         law = HarmonicTail()
         if max_terms is None:
             m = max(1, round(cost - law.mean))
@@ -139,14 +135,12 @@ class SUMO(PrefixRoulette):
             options = torch.arange(1, max(2, max_terms))
             capped = law.survival(options).cumsum(0).flip(0)  # E[min(K, max_terms - m)]
             m = 1 + int((options + capped - cost).abs().argmin())
-        near = member(m, law)
-        if m == 1 and cost < near.expected_cost:
-            members = [member(1, HarmonicTail(alpha)) for alpha in range(10, 81)]  # the mean grows with alpha from 10 on
-            near, least = min(members, key=lambda one: abs(one.expected_cost - cost)), members[0].expected_cost
-            if cost < least - 0.01:
-                raise DohyoError(f"cost is {cost}; SUMO with the paper's law costs at least {least:.2f}: use SymmetricSUMO or "
-                                 "MultilevelRR, or SUMO(m=1, law=Geometric(p))")  # fmt: skip
-        return near
+        laws = [law] if m > 1 else [HarmonicTail(alpha) for alpha in range(10, 81)]  # the mean grows with alpha from 10 on
+        members = [cls(m, law if max_terms is None else law.capped(max_terms - m)) for law in laws]
+        if cost < members[0].expected_cost - 0.01 and m == 1:
+            raise DohyoError(f"cost is {cost}; SUMO with the paper's law costs at least {members[0].expected_cost:.2f}: use "
+                             "SymmetricSUMO or MultilevelRR, or SUMO(m=1, law=Geometric(p))")  # fmt: skip
+        return min(members, key=lambda member: abs(member.expected_cost - cost))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
@@ -16,7 +16,7 @@ from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS, IWAE, Estimator, to_dict
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain
-from dohyo.lab.data import Dataset, load
+from dohyo.lab.data import Dataset, Kind, load
 from dohyo.lab.experiments.run import RESULT, OnEpoch, OnTest, Run, write_json
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.log import read_records
@@ -59,7 +59,7 @@ class DensityConfig(LoopConfig):
 
     data: str = "digits"
     data_dir: Path | None = None
-    data_kind: str = "auto"
+    data_kind: Kind | Literal["auto"] = "auto"
     data_seed: int | None = None
     model: str = "vae"
     hidden: int = 200

@@ -1,4 +1,4 @@
-"""Targets for reverse-KL variational inference: log-densities up to a constant, and what is known of them."""
+"""Targets for reverse-KL variational inference: log-densities up to a constant, and what is known about them."""
 
 from dohyo.lab.targets.autoregressive import Autoregressive
 from dohyo.lab.targets.checks import check

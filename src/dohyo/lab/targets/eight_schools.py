@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dohyo.lab.targets.quadrature import Quadrature
-from dohyo.lab.targets.target import Target, gaussian_noise, log_gaussian
+from dohyo.lab.targets.target import Moments, Target, gaussian_noise, log_gaussian
 
 EFFECTS = (28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0)
 ERRORS = (15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0)
@@ -17,10 +17,10 @@ PRIOR_SCALE = 5.0  # of mu, and of tau
 
 
 class Schools(Target):
-    """What both parameterisations share; a subclass says what x holds beside mu and log tau.
+    """What both parameterisations share; a subclass defines what x holds beside mu and log tau.
 
-    The normaliser is the marginal likelihood of the eight effects: every constant is kept. Given tau everything is Gaussian,
-    so the integral over log tau is the only one left, and a grid does it.
+    The normaliser is the marginal likelihood of the eight effects, with every constant. Given tau everything is Gaussian, so
+    only the integral over log tau remains, which is computed on a grid.
     """
 
     dimension = 10
@@ -39,7 +39,7 @@ class Schools(Target):
         """The log prior density of x's last eight columns given mu and tau."""
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws of tau from a fine grid in log tau (its steps are 0.01), then exact ones of mu and theta given tau."""
+        """tau from a fine grid in log tau (with steps of 0.01), then mu and theta given tau exactly."""
         log_tau = self._posterior.sample(n, generator)
         noise = gaussian_noise(n, 9, generator)
         mean, precision = _mu_given_tau(log_tau)
@@ -61,7 +61,7 @@ class Schools(Target):
     def log_normaliser(self) -> float:
         return self._posterior.log_integral
 
-    def reference(self) -> dict[str, tuple[float, float]]:
+    def reference(self) -> Moments:
         """The exact posterior mean and standard deviation of mu, tau and each theta."""
         log_tau = self._posterior.points
         mean, precision = _mu_given_tau(log_tau)
@@ -70,7 +70,7 @@ class Schools(Target):
             "tau": self._posterior.mean_and_spread(log_tau[:, 0].exp()),
         }
         for i, (effect, error) in enumerate(zip(EFFECTS, ERRORS, strict=True)):
-            own = 1 / (1 + error**2 * (-2 * log_tau[:, 0]).exp())  # the weight of a school's own effect, against mu
+            own = 1 / (1 + error**2 * (-2 * log_tau[:, 0]).exp())  # the weight of a school's own effect against mu
             moments[f"theta{i + 1}"] = self._posterior.mean_and_spread(
                 own * effect + (1 - own) * mean, (1 - own).square() / precision + own * error**2
             )
@@ -78,7 +78,7 @@ class Schools(Target):
 
     @cached_property
     def _posterior(self) -> Quadrature:
-        """Of log tau. Its density falls as tau on the left and as tau^-9 on the right, to 1e-15 at these ends."""
+        """The posterior of log tau. Its density falls as tau on the left and as tau^-9 on the right, to 1e-15 at these ends."""
         return Quadrature.over(_log_joint, (-35.0, 8.0, 0.01))
 
 
