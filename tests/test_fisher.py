@@ -241,7 +241,7 @@ def test_errors_name_the_fix() -> None:
         with pytest.raises(ValueError, match=message):
             dohyo.score(model, data, IWAE(1), **options)
     for data, replicates in ((x[:, 0], 1), (x[:1, 0], 2)):
-        with pytest.raises(ValueError, match="two independent scores"):
+        with pytest.raises(ValueError, match="at least 2: the square"):
             dohyo.fisher_information(coin, data, ELBO(), replicates=replicates)
 
 

@@ -16,7 +16,6 @@ from dohyo.lab.targets import (
     TARGETS,
     Autoregressive,
     Banana,
-    CentredEightSchools,
     Custom,
     EightSchools,
     Funnel,
@@ -122,13 +121,13 @@ def schools_given_tau(log_tau: float) -> tuple[float, stats.multivariate_normal]
 def test_the_normaliser_of_eight_schools() -> None:
     # One integral by scipy over log tau; below it the density is a product of one that is exact and one that is normalised.
     exact, _ = integrate.quad(lambda v: math.exp(schools_given_tau(v)[0]), -30, 8, epsabs=0, epsrel=1e-8, limit=200, points=[1.0])
-    for of in (EightSchools(), CentredEightSchools()):
+    for of in (EightSchools(), EightSchools(centred=True)):
         assert of.log_normaliser == pytest.approx(math.log(exact), abs=1e-7)
-    for x in CentredEightSchools().sample(20, seeded()):
+    for x in EightSchools(centred=True).sample(20, seeded()):
         if x[1] > -2:  # a covariance that is far from singular
             log_joint, rest = schools_given_tau(float(x[1]))
             mu_theta = torch.cat([x[:1], x[2:]]).numpy()
-            assert float(CentredEightSchools()(x[None])) == pytest.approx(log_joint + rest.logpdf(mu_theta), abs=1e-7)
+            assert float(EightSchools(centred=True)(x[None])) == pytest.approx(log_joint + rest.logpdf(mu_theta), abs=1e-7)
 
 
 def test_the_moments_of_eight_schools() -> None:
@@ -146,7 +145,7 @@ def test_the_moments_of_eight_schools() -> None:
     )
     tau = weights @ np.exp(grid)
     assert moments["tau"] == pytest.approx((tau, math.sqrt(weights @ (np.exp(grid) - tau) ** 2)), abs=1e-6)
-    assert CentredEightSchools().reference() == moments
+    assert EightSchools(centred=True).reference() == moments
 
 
 def test_eight_schools_against_posteriordb() -> None:
@@ -160,7 +159,7 @@ def test_eight_schools_against_posteriordb() -> None:
 
 
 def test_the_two_parameterisations_agree() -> None:
-    plain, centred = EightSchools(), CentredEightSchools()
+    plain, centred = EightSchools(), EightSchools(centred=True)
     x = plain.sample(1000, seeded())
     moved = torch.cat([x[:, :2], x[:, :1] + x[:, 1:2].exp() * x[:, 2:]], 1)
     torch.testing.assert_close(centred.sample(1000, seeded()), moved)
@@ -186,9 +185,7 @@ def stein(of: Target, x: Tensor) -> Tensor:
     """Columns whose mean is zero under the target: the score, and 1 + x times the score."""
     x = x.detach().requires_grad_()
     (score,) = torch.autograd.grad(of(x).sum(), x)
-    if isinstance(
-        of, CentredEightSchools
-    ):  # 1 / tau has no second moment, which all of the scores but that of log tau have in them
+    if of.name == "eight-schools-centred":  # all scores but that of log tau contain 1 / tau, which has no second moment
         tau = x[:, 1:2].exp()
         score = torch.cat([tau * score[:, :1], score[:, 1:2], tau * score[:, 2:]], 1)
         return torch.cat([score, 1 + x[:, 1:2] * score[:, 1:2]], 1).detach()

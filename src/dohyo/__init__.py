@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING
 
 from dohyo import diagnostics
 from dohyo.errors import DohyoError
-from dohyo.estimators import (
-    ELBO,
-    IWAE,
-    JVI,
-    SUMO,
-    Estimator,
-    MultilevelRR,
-    MultilevelSS,
-    SymmetricSUMO,
-    from_dict,
-    to_dict,
-)
+from dohyo.estimators import ELBO, IWAE, JVI, SUMO, Estimator, MultilevelRR, MultilevelSS, SymmetricSUMO, from_dict, to_dict
 from dohyo.evaluation import Comparison, Evaluation, compare, evaluate
 from dohyo.fisher import FisherInformation, fisher_information, score
 from dohyo.laws import Finite, Geometric, HarmonicTail, Law, PowerLaw
@@ -34,41 +23,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "ELBO",
-    "IWAE",
-    "JVI",
-    "SUMO",
-    "Comparison",
-    "DohyoError",
-    "Estimator",
-    "Evaluation",
-    "Finite",
-    "FisherInformation",
-    "Geometric",
-    "HarmonicTail",
-    "Law",
-    "MultilevelRR",
-    "MultilevelSS",
-    "PowerLaw",
-    "SymmetricSUMO",
-    "compare",
-    "diagnostics",
-    "estimate",
-    "evaluate",
-    "fisher_information",
-    "from_dict",
-    "kl",
-    "lab",
-    "log_marginal",
-    "models",
-    "objectives",
-    "pad",
-    "reduce",
-    "rows",
-    "score",
-    "to_dict",
-    "tune",
-]
+    "ELBO", "IWAE", "JVI", "SUMO", "Comparison", "DohyoError", "Estimator", "Evaluation", "Finite", "FisherInformation",
+    "Geometric", "HarmonicTail", "Law", "MultilevelRR", "MultilevelSS", "PowerLaw", "SymmetricSUMO", "compare", "diagnostics",
+    "estimate", "evaluate", "fisher_information", "from_dict", "kl", "lab", "log_marginal", "models", "objectives", "pad",
+    "reduce", "rows", "score", "to_dict", "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,7 @@
 """How good an estimate is: its variance stratified over K, the tail of the weights, an interval robust to outliers."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,12 +49,10 @@ def moments(estimator: Estimator, log_w: Tensor, grad_log_w: Tensor | None = Non
     """
     blocks, grads = cut(log_w, estimator.max_terms, grad_log_w)
     depths, probability, uncovered = depth_probabilities(estimator, blocks.shape[-1])
-    flat = blocks.flatten(0, 1)
-    mean, variance = stratified_moments(estimator.paths(flat).view(*blocks.shape[:2], -1), probability)
+    mean, variance = stratified_moments(components(estimator.paths, blocks, None)[0], probability)
     gradient_variance = None
     if grads is not None:
-        along = [jvp(estimator.paths, (flat,), (g.flatten(0, 1),))[1] for g in grads.unbind(-1)]
-        traces = [stratified_moments(path.view(*blocks.shape[:2], -1), probability)[1] for path in along]
+        traces = [stratified_moments(paths, probability)[1] for paths in components(estimator.paths, blocks, grads)]
         gradient_variance = float(torch.stack(traces).sum(0).mean())
     cost = float((estimator.terms(depths).double() * probability).sum())
     return Moments(float(mean.mean()), float(variance.mean()), mean, variance, gradient_variance, cost, uncovered)
@@ -76,6 +75,14 @@ def cut(log_w: Tensor, terms: float | None, grad_log_w: Tensor | None = None) ->
     if grad_log_w.ndim != 3 or grad_log_w.shape[:2] != log_w.shape:
         raise DohyoError(f"grad_log_w has shape {tuple(grad_log_w.shape)}; it must be log_w's shape with one more axis")
     return blocks, grad_log_w[:, : count * width].double().unflatten(1, (count, width))
+
+
+def components(bounds: Callable[[Tensor], Tensor], blocks: Tensor, grads: Tensor | None) -> Tensor:
+    """(components, data, blocks, ...): the bounds themselves, or their derivatives in each parameter."""
+    flat = blocks.flatten(0, 1)
+    along = [] if grads is None else [jvp(bounds, (flat,), (g.flatten(0, 1),))[1] for g in grads.unbind(-1)]
+    parts: Tensor = torch.stack(along or [bounds(flat)]).unflatten(1, blocks.shape[:2])
+    return parts
 
 
 def depth_probabilities(estimator: Estimator, width: int) -> tuple[Tensor, Tensor, float]:

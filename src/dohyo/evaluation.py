@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dohyo.diagnostics import khat, median_of_means
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, whole
 from dohyo.estimators import Estimator
 from dohyo.files import plain
 from dohyo.marginal import Model, bound, estimate
@@ -108,11 +108,10 @@ def evaluate(
         khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it.
         progress: Called after each batch with the number of data done.
     """
-    if replicates < 1 or not 0 < confidence < 1 or batch_size < 1:
-        raise DohyoError(
-            f"replicates is {replicates}, batch_size {batch_size}, confidence {confidence}; "
-            "they must be at least 1, at least 1, and strictly between 0 and 1"
-        )
+    whole("replicates", replicates)
+    whole("batch_size", batch_size)
+    if not 0 < confidence < 1:
+        raise DohyoError(f"confidence is {confidence}; it must lie strictly between 0 and 1")
     if target_stderr is not None:
         check_target(target_stderr, estimator)
     if isinstance(data, Tensor):
@@ -169,8 +168,8 @@ def check_target(target_stderr: float, estimator: Estimator) -> None:
     """An error if no number of replicates can reach the target."""
     if not (target_stderr > 0 and estimator.finite_variance):
         raise DohyoError(
-            f"target_stderr is {target_stderr}, and {type(estimator).__name__}.finite_variance is {estimator.finite_variance}; "
-            "the one must be positive and the other True: use SymmetricSUMO or MultilevelRR, or cap the law"
+            f"target_stderr is {target_stderr} for {estimator}; it must be positive, and the estimator's variance finite: use "
+            "SymmetricSUMO or MultilevelRR, or cap the law"
         )
 
 

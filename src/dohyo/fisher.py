@@ -121,10 +121,7 @@ def fisher_information(
         (torch.Size([10, 10]), slice(8, 10, None))
     """
     if replicates < 2 or len(x) < 2:
-        raise DohyoError(
-            f"replicates is {replicates} for {len(x)} data; use at least two independent scores for each datum (the square of "
-            "one is too large by its variance), and at least two data for an error bar"
-        )
+        raise DohyoError(f"{replicates} replicates of {len(x)} data; both must be at least 2: the square of one score is biased")
     mean = spread = torch.zeros((), dtype=torch.float64, device=x.device)
     slices: dict[str, slice] = {}
     for done, one in enumerate(x.split(1), 1):
@@ -158,10 +155,8 @@ def _gradient(theta: Mapping[str, Tensor], x: Tensor, log_p: Callable[[Tensor], 
         log_px = log_p(x)
         total = log_px.sum()
     if not bool(total.isfinite()):
-        raise DohyoError(
-            f"{int((log_px == -torch.inf).sum())} of {len(x)} estimates are -inf and have no gradient: all weights of some block "
-            "are zero; give the model a proposal q(z; x) that covers p(x, z) > 0"
-        )
+        dead = int((log_px == -torch.inf).sum())
+        raise DohyoError(f"{dead} of {len(x)} estimates are -inf and have no gradient; q(z; x) must cover all z with p(x, z) > 0")
     if not total.requires_grad:
         raise DohyoError("log_weights has no gradient: compute it from the parameters, without detach or no_grad")
     gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True, materialize_grads=True)

@@ -1,15 +1,14 @@
 """The estimator with the least variance for its cost, from pilot log-weights."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.func import jvp
 
 from dohyo.bounds import leave_one_out_differences, prefix_log_mean, tree_means
-from dohyo.diagnostics import cut, depth_probabilities, stratified_moments
+from dohyo.diagnostics import components, cut, depth_probabilities, stratified_moments
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE, Estimator, MultilevelRR, MultilevelSS, SymmetricSUMO
 from dohyo.estimators.multilevel import r_at_cost
@@ -61,7 +60,7 @@ def _symmetric(blocks: Tensor, grads: Tensor | None, cost: float, max_terms: int
     def prefixes(log_w: Tensor) -> Tensor:
         return torch.cat([prefix_log_mean(log_w), leave_one_out_differences(log_w, 2)], -1)
 
-    bounds = _components(prefixes, blocks, grads)
+    bounds = components(prefixes, blocks, grads)
     for m in sorted({max(1, round(cost * fraction)) for fraction in _FRACTIONS}):
         if m >= min(cost, width - 1):
             continue
@@ -91,7 +90,7 @@ def _multilevel(blocks: Tensor, grads: Tensor | None, cost: float, max_terms: in
             r = min(r_at_cost(cost / m, None), 0.74)
         else:
             continue
-        means = _components(partial(tree_means, m=m, levels=levels), blocks, grads)
+        means = components(partial(tree_means, m=m, levels=levels), blocks, grads)
         differences = (means[..., 1:, :] - means[..., :-1, :])[..., -1]
         centre = tuple(differences.mean((0, 1, 2)).tolist()) if grads is None else ()
         for cls in (MultilevelRR, MultilevelSS):
@@ -101,14 +100,6 @@ def _multilevel(blocks: Tensor, grads: Tensor | None, cost: float, max_terms: in
             if max_terms is None:
                 variance += _geometric_tail(differences, option)
             yield variance * option.expected_cost, option
-
-
-def _components(bounds: Callable[[Tensor], Tensor], blocks: Tensor, grads: Tensor | None) -> Tensor:
-    """(components, data, blocks, ...): the bounds themselves, or their derivatives in each parameter."""
-    flat = blocks.flatten(0, 1)
-    along = [] if grads is None else [jvp(bounds, (flat,), (g.flatten(0, 1),))[1] for g in grads.unbind(-1)]
-    components: Tensor = torch.stack(along or [bounds(flat)]).unflatten(1, blocks.shape[:2])
-    return components
 
 
 def _variance(option: Estimator, paths: Tensor, width: int) -> float:

@@ -29,9 +29,7 @@ def load_log_weights(path: Path, key: str | None = None) -> Tensor:
         raise DohyoError(f"{path}: there is no such file")
     array = _read_csv(path) if path.suffix == ".csv" else _read_numpy(path, key)
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or array.size == 0:
-        raise DohyoError(
-            f"{path}: holds {array.dtype} of shape {array.shape}; log-weights must be real numbers, (data, samples), not empty"
-        )
+        raise DohyoError(f"{path}: holds {array.dtype} {array.shape}; it must be real numbers, (data, samples), not empty")
     log_w = torch.from_numpy(np.atleast_2d(array).astype(np.float64))
     bad = (log_w.isnan() | (log_w == torch.inf)).nonzero()
     if len(bad):

@@ -88,10 +88,8 @@ def check_array(what: str, array: NDArray[Any]) -> None:
     bad = np.flatnonzero(~np.isfinite(flat))
     if len(bad):
         datum, place = divmod(int(bad[0]), flat.shape[1])
-        raise DohyoError(
-            f"{len(bad)} of {flat.size} numbers in {what} are NaN, infinite or beyond float32, first in datum {datum + 1}, "
-            f"place {place + 1}; remove or replace them"
-        )
+        where = f"{len(bad)} of {flat.size} numbers in {what}, first in datum {datum + 1}, place {place + 1},"
+        raise DohyoError(f"{where} are NaN, infinite or beyond float32; remove or replace them")
 
 
 def _check_agreement(arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -113,18 +111,12 @@ def _kind_and_scale(arrays: Mapping[str, NDArray[Any]], wanted: Kind | Literal["
     grey = low >= 0 and high <= top
     came = f"these are {'whole numbers' if whole else 'floats'} from {low:.6g} to {high:.6g}"
     if wanted == "auto" and whole and not grey:
-        raise DohyoError(
-            f"whole numbers must be 0 and 1, or grey values from 0 to 255, but {came}; "
-            "for real-valued data give floats, such as array.astype('float32')"
-        )
+        raise DohyoError(f"whole numbers must be 0 and 1, or grey from 0 to 255, but {came}; for real-valued data give floats")
     kind: Kind = wanted if wanted != "auto" else "binary" if binary else "grey" if grey else "real"
     if kind == "binary" and not binary:
-        raise DohyoError(f"binary data must be 0 and 1 only, but {came}; threshold them, or choose the kind grey or real")
+        raise DohyoError(f"binary data must be 0 and 1 only, but {came}; threshold them, or use kind grey or real")
     if kind == "grey" and not grey:
-        raise DohyoError(
-            f"grey data must be floats in [0, 1] or whole numbers from 0 to 255, but {came}; "
-            "rescale them, or choose the kind real"
-        )
+        raise DohyoError(f"grey data must be in [0, 1], or whole numbers from 0 to 255, but {came}; rescale, or use kind real")
     return kind, top if kind == "grey" else 1
 
 

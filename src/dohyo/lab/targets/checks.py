@@ -71,14 +71,9 @@ def _check_values(name: str, log_p: Tensor, x: Tensor) -> None:
         raise DohyoError(f"{name} gave a tensor on {log_p.device} for x on {x.device}; make its constants on x.device")
     for bad, word in ((log_p.isnan(), "NaN"), (log_p == torch.inf, "+inf")):
         if bool(bad.any()):
-            raise DohyoError(
-                f"{name} is {word} at {_where(bad, x)}; a log-density must be a number, or -inf where the density is zero"
-            )
+            raise DohyoError(f"{name} is {word} at {_where(bad, x)}; it must be a number, or -inf where the density is zero")
     if bool((log_p == -torch.inf).all()):
-        raise DohyoError(
-            f"{name} is -inf at {_where(log_p == -torch.inf, x)}; move or scale it so that the density is above zero at some "
-            "of a model's first samples"
-        )
+        raise DohyoError(f"{name} is -inf at {_where(log_p == -torch.inf, x)}; move or scale it to where a model starts")
 
 
 def _check_gradient(name: str, log_p: Tensor, x: Tensor) -> None:

@@ -25,7 +25,7 @@ class Custom(Target):
         >>> Custom(torch.sum)
         Traceback (most recent call last):
             ...
-        dohyo.DohyoError: sum: how many dimensions does it have? give --dimension N, or the function an attribute dimension
+        dohyo.DohyoError: sum: how many dimensions does it have? give --dimension N, or its attribute dimension
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], dimension: int | None = None, name: str | None = None) -> None:
@@ -33,9 +33,7 @@ class Custom(Target):
         self.name = name if name is not None else str(getattr(function, "__name__", type(function).__name__))
         own = getattr(function, "dimension", None)
         if dimension is None and own is None:
-            raise DohyoError(
-                f"{self.name}: how many dimensions does it have? give --dimension N, or the function an attribute dimension"
-            )
+            raise DohyoError(f"{self.name}: how many dimensions does it have? give --dimension N, or its attribute dimension")
         self.dimension = whole(f"{self.name}: its dimension", own if dimension is None else dimension)
         same_dimension(self.name, self.dimension, own)
         self._log_normaliser: float | None = self._own("log_normaliser", _finite, "a finite number")

@@ -1,12 +1,13 @@
 """Targets by name: this package's, and a user's own `package.module:function`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dohyo.errors import DohyoError, reporting, whole
 from dohyo.lab.targets.autoregressive import Autoregressive
 from dohyo.lab.targets.custom import Custom
-from dohyo.lab.targets.eight_schools import CentredEightSchools, EightSchools
+from dohyo.lab.targets.eight_schools import EightSchools
 from dohyo.lab.targets.o_rings import ORings
 from dohyo.lab.targets.planar import Banana, Funnel, Mixture, Ring
 from dohyo.lab.targets.target import Target, same_dimension
@@ -18,7 +19,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "mixture": Mixture,
     "ring": Ring,
     "eight-schools": EightSchools,
-    "eight-schools-centred": CentredEightSchools,
+    "eight-schools-centred": partial(EightSchools, centred=True),
     "o-rings": ORings,
     "autoregressive": Autoregressive,
 }
