@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dohyo import diagnostics
+from dohyo.contract import Model, proposed
 from dohyo.errors import DohyoError
 from dohyo.estimators import ELBO, IWAE, JVI, SUMO, Estimator, MultilevelRR, MultilevelSS, SymmetricSUMO, from_dict, to_dict
 from dohyo.evaluation import Comparison, Evaluation, compare, evaluate
@@ -24,9 +25,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ELBO", "IWAE", "JVI", "SUMO", "Comparison", "DohyoError", "Estimator", "Evaluation", "Finite", "FisherInformation",
-    "Geometric", "HarmonicTail", "Law", "MultilevelRR", "MultilevelSS", "PowerLaw", "SymmetricSUMO", "compare", "diagnostics",
-    "estimate", "evaluate", "fisher_information", "from_dict", "kl", "lab", "log_marginal", "models", "objectives", "pad",
-    "reduce", "rows", "score", "to_dict", "tune",
+    "Geometric", "HarmonicTail", "Law", "Model", "MultilevelRR", "MultilevelSS", "PowerLaw", "SymmetricSUMO", "compare",
+    "diagnostics", "estimate", "evaluate", "fisher_information", "from_dict", "kl", "lab", "log_marginal", "models",
+    "objectives", "pad", "proposed", "reduce", "rows", "score", "to_dict", "tune",
 ]  # fmt: skip
 
 

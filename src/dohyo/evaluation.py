@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dohyo.contract import Model, bound
 from dohyo.diagnostics import khat, median_of_means
 from dohyo.errors import DohyoError, whole
 from dohyo.estimators import Estimator
 from dohyo.files import plain
-from dohyo.marginal import Model, bound, estimate
+from dohyo.marginal import estimate, log_marginal
 from dohyo.packing import rows
 
 _HEAVY = 0.7  # k-hat above which importance weights are not to be trusted (Vehtari et al.)
@@ -120,8 +121,7 @@ def evaluate(
         batches = list(data) if isinstance(data, Iterator) else data  # they are read more than once
     spent = 0
     with isolated(model, seed):
-        # A seed other than the noise's: otherwise K and the first z would be made from the same random bits.
-        generator = torch.Generator().manual_seed(seed + 1_000_003)
+        generator = _depths(seed)
 
         def replicated(x: Tensor, count: int) -> Tensor:
             nonlocal spent
@@ -152,6 +152,19 @@ def evaluate(
     if not values:
         raise DohyoError("the data set is empty; give at least one datum")
     return summarise(torch.cat(values), estimator, spent, torch.cat(shapes), confidence, fingerprint)
+
+
+def mean_log_p(model: Model, data: Tensor, estimator: Estimator, *, batch_size: int, max_rows: int | None, seed: int) -> float:
+    """The mean of `evaluate`, bit for bit, and nothing else: the checksum alone would copy the data from a GPU to the host."""
+    with isolated(model, seed):
+        generator, most = _depths(seed), most_rows(data, max_rows)
+        values = [log_marginal(model, x, estimator, generator, max_rows=most) for x in data.split(batch_size)]
+        return float(torch.cat(values).cpu().mean())
+
+
+def _depths(seed: int) -> torch.Generator:
+    """Draws K. Its seed is not the noise's: otherwise K and the first z would be made from the same random bits."""
+    return torch.Generator().manual_seed(seed + 1_000_003)
 
 
 def most_rows(x: Tensor, wanted: int | None) -> int:
