@@ -66,7 +66,8 @@ def test_a_last_batch_with_fewer_data_than_processes(tmp_path: Path) -> None:
 PROBE = """
 import json, sys, torch
 from pathlib import Path
-from dohyo import SUMO, LoopConfig, fit
+from dohyo import SUMO
+from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import load
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
@@ -113,7 +114,8 @@ GRADIENT = """
 import json, torch
 from pathlib import Path
 from torch import nn
-from dohyo import IWAE, LoopConfig, fit
+from dohyo import IWAE
+from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import Dataset
 from dohyo.objectives import MaximumLikelihood
 from dohyo.lab.training.processes import launch

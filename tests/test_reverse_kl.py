@@ -11,7 +11,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 import dohyo
 from dohyo import ELBO, IWAE, JVI, SUMO, Estimator, Finite, MultilevelRR, MultilevelSS, SymmetricSUMO
-from dohyo.divergence import divergence, draw
+from dohyo.kl import divergence, draw
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, TowardsTarget
 from dohyo.lab.targets import Custom, Funnel
 from dohyo.lab.training import train
