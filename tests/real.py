@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
 
 NOWHERE = Path(os.devnull)

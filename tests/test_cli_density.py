@@ -15,7 +15,7 @@ import yaml
 import dohyo
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.density import DensityRun
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
 from real import command, finished, fresh, kill_until_done, same_run, started
 
@@ -114,7 +114,7 @@ def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
     process.join(60)
     assert process.exitcode == 130
     last = (runs / "error").read_text().splitlines()[-1]
-    assert last == "dohyo: interrupted; go on with: dohyo train --resume interrupted"
+    assert last == "dohyo: interrupted; continue with: dohyo train --resume interrupted"
     assert load_checkpoint(runs / "interrupted")["numbers"]["epoch"] >= 1
 
 
@@ -214,11 +214,11 @@ def test_config_files(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["train", "--program", "capturd", "--out", "x"], "did you mean 'captured'"),
         (["train", "--k-draw", "datum", "--program", "captured", "--out", "x"], "use --k-draw batch, or --program plain"),
         (["train", "--device", "cuda", "--out", "x"], "no CUDA GPU"),
-        (["train", "--device", "tpu", "--out", "x"], "device is 'tpu'"),
-        (["evaluate", "a", "--device", "tpu"], "device is 'tpu'"),
+        (["train", "--device", "tpu", "--out", "x"], "unknown device 'tpu'"),
+        (["evaluate", "a", "--device", "tpu"], "unknown device 'tpu'"),
         (["evaluate", "nowhere"], "holds no run"),
         (["evaluate", "a", "--split", "tset"], "did you mean 'test'"),
-        (["evaluate", "a", "--split", "train"], "binarised anew"),
+        (["evaluate", "a", "--split", "train"], "binarised at random"),
         (["evaluate", "a", "--estimator", "sumo", "--target-stderr", "0.1"], "finite"),
         (["evaluate", "a", "--estimator", "elbo", "--cost", "2", "--out", "v.csv"], ".npz"),
         (["evaluate", "damaged"], "damaged"),

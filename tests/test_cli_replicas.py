@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dohyo.lab.cli import main
-from dohyo.lab.cli.runs import count
+from dohyo.lab.cli.screen import count
 from dohyo.lab.experiments.density import DensityConfig, DensityRun
 from dohyo.lab.training import programs
 from dohyo.lab.training.processes import launch
@@ -84,7 +84,7 @@ def test_what_cannot_be_captured_is_said_in_one_line(tmp_path: Path) -> None:
     refused = run("train", *SUMO, "--model", "vae2", "--program", "captured", "--epochs", "1", "--out", "vae2", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.startswith("dohyo: error: TwoLayerVAE cannot be captured")
-    assert refused.stderr.endswith("; use --program plain\n")
+    assert refused.stderr.endswith("; use program 'plain'\n")
     assert refused.stderr.count("\n") == 1
 
 

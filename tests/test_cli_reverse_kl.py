@@ -15,7 +15,7 @@ import yaml
 
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.reverse_kl import ReverseKLRun
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
 from real import command, finished, finished_together, kill_until_done, same_run, started
 
@@ -248,7 +248,7 @@ def test_a_target_that_is_nan_in_a_check(mine: Path, capsys: pytest.CaptureFixtu
         (["--learning-rate", "-1"], "learning_rate is -1"),
         (["--learning-rate", "nan"], "learning_rate"),
         (["--hidden", "0"], "hidden is 0"),
-        (["--device", "tpu"], "device is 'tpu'"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
         (["--colour", "red"], "colour"),
     ],
 )
@@ -374,7 +374,7 @@ def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     process.join(60)
     assert process.exitcode == 130
-    assert (runs / "error").read_text() == "dohyo: interrupted; go on with: dohyo reverse-kl --resume interrupted\n"
+    assert (runs / "error").read_text() == "dohyo: interrupted; continue with: dohyo reverse-kl --resume interrupted\n"
     assert load_checkpoint(runs / "interrupted")["numbers"]["step"] >= 20
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
 from real import command, environment, finished, finished_together, fresh, torchrun
 
@@ -66,10 +66,11 @@ def test_a_last_batch_with_fewer_data_than_processes(tmp_path: Path) -> None:
 PROBE = """
 import json, sys, torch
 from pathlib import Path
-from dohyo import SUMO, LoopConfig, fit
+from dohyo import SUMO
+from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import load
 from dohyo.models import VAE
-from dohyo.objectives import maximum_likelihood
+from dohyo.objectives import MaximumLikelihood
 from dohyo.lab.training.processes import launch
 
 fabric = launch("cpu")
@@ -84,7 +85,7 @@ class Spy(VAE):
         return log_weights
 torch.manual_seed(fabric.global_rank)  # not the same start: the first process's parameters must win
 model = Spy(data=64, hidden=8, latent=2)
-objective = maximum_likelihood(SUMO(2), k_draw=sys.argv[1])
+objective = MaximumLikelihood(SUMO(2), k_draw=sys.argv[1])
 list(fit(model, load("digits"), objective, LoopConfig(epochs=1, device="cpu"), fabric=fabric))
 state = torch.cat([p.flatten() for p in model.parameters()]).tolist()
 Path(f"rank{fabric.global_rank}.json").write_text(json.dumps({"seen": seen[:5], "parameters": state}))
@@ -113,9 +114,10 @@ GRADIENT = """
 import json, torch
 from pathlib import Path
 from torch import nn
-from dohyo import IWAE, LoopConfig, fit
+from dohyo import IWAE
+from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import Dataset
-from dohyo.objectives import maximum_likelihood
+from dohyo.objectives import MaximumLikelihood
 from dohyo.lab.training.processes import launch
 
 class Linear(nn.Module):
@@ -129,7 +131,7 @@ fabric = launch("cpu")
 x = (torch.arange(21).view(7, 3) % 2).float()
 data = Dataset("seven", x, x, x, "binary", (3,))
 model = Linear()
-list(fit(model, data, maximum_likelihood(IWAE(1)), LoopConfig(epochs=1, batch_size=7, device="cpu"), fabric=fabric))
+list(fit(model, data, MaximumLikelihood(IWAE(1)), LoopConfig(epochs=1, batch_size=7, device="cpu"), fabric=fabric))
 Path(f"grad{fabric.global_rank}.json").write_text(json.dumps([model.theta.grad.tolist(), (-x.mean(0)).tolist()]))
 """
 
@@ -163,3 +165,38 @@ def test_a_killed_rank_ends_the_job_with_a_usable_checkpoint(tmp_path: Path) -> 
     assert epoch >= 1
     done = run("-m", "dohyo", "train", "--resume", "run", "--epochs", str(epoch + 1), folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("options", [[*SMALL, "--estimator", "iwae", "--cost", "2"], None])
+def test_a_batch_smaller_than_the_processes_is_refused_before_any_file(options: list[str] | None, tmp_path: Path) -> None:
+    line = ["train", *options] if options else ["qpbo", "--variables", "6", "--device", "cpu"]
+    done = run("-m", "dohyo", *line, "--batch-size", "1", "--out", "run", folder=tmp_path)
+    assert done.returncode != 0
+    errors = [text for text in done.stderr.splitlines() if text.startswith("dohyo: error: ")]
+    wanted = (
+        "dohyo: error: batch_size is 1 for 2 processes; each needs a part of every batch: set it to 2 or more, or start fewer"
+    )
+    assert errors
+    assert all(text.startswith(wanted) for text in errors)
+    assert "another process" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_the_other_processes_say_that_one_failed(tmp_path: Path) -> None:
+    """The second rank's own error shows its traceback; it never blames another."""
+    (tmp_path / "mine.py").write_text(
+        "import os\nfrom dohyo.models import VAE\n\n"
+        "class Fails(VAE):\n"
+        "    steps = 0\n"
+        "    def encode(self, x):\n"
+        "        Fails.steps += 1\n"
+        "        if self.training and Fails.steps > 8 and os.environ['RANK'] == '1':\n"
+        "            raise RuntimeError('mine alone')\n"
+        "        return super().encode(x)\n"
+    )
+    options = [*SMALL, "--estimator", "iwae", "--cost", "2", "--epochs", "50", "--model", "mine:Fails", "--out", "run"]
+    done = run("-m", "dohyo", "train", *options, folder=tmp_path)
+    assert done.returncode != 0
+    assert "RuntimeError: mine alone" in done.stderr
+    assert "another process of the job failed (mine alone)" not in done.stderr
+    assert done.stderr.count("another process of the job failed") <= 1  # torchrun may end the first rank before it can say so

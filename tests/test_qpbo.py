@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.qpbo import Best, Optimise, QPBOConfig, QPBORun
+from dohyo.lab.folder import read_records
 from dohyo.lab.rewards import Quadratic, known, load, random_qpbo
 from dohyo.lab.training.config import Progress
-from dohyo.lab.training.log import read_records
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.models import POLICIES, LatentPolicy
@@ -357,7 +357,7 @@ def test_a_file_that_was_changed_is_no_longer_the_problem(tmp_path: Path, capsys
     train(tmp_path / "a", instance=tmp_path / "p.txt", index=1, steps=4)
     (tmp_path / "p.txt").write_text(TWO.replace("2 3 7", "2 3 8"))
     assert main(["qpbo", "--resume", str(tmp_path / "a"), "--steps", "8"]) == 2
-    assert "p.txt, problem 1: the best x of the run does not earn here what it did" in capsys.readouterr().err
+    assert "p.txt, problem 1: the best x of the run earns another reward now" in capsys.readouterr().err
 
 
 def test_two_processes(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--variables 5 --entropy -1", "entropy is -1"),
         ("--variables 5 --entropy nan", "entropy"),
         ("--variables 5 --scale 0", "scale is 0"),
-        ("--variables 5 --scale some", "scale is 'some'; it must be a number or auto"),
+        ("--variables 5 --scale some", "unknown scale 'some': the names are auto, a number"),
         ("--variables 5 --steps 0", "steps is 0"),
         ("--variables 5 --restarts 0", "restarts is 0"),
         ("--variables 5 --restarts 9 --steps 5", "restarts is 9, more than the 5 steps"),

@@ -1,22 +1,14 @@
 """The waist: plan -> rows -> log-weights -> pad -> reduce. Models never see K; estimators never see x or z."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dohyo.contract import Model, bound, one_for_each
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.packing import reduce_packed, rows
-
-
-class Model(Protocol):
-    """What the library asks of a model. `bind(x)`, which returns rows -> log-weights, is used in its place if offered."""
-
-    def log_weights(self, x: Tensor, rows: Tensor, /) -> Tensor:
-        """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
-        ...
 
 
 def estimate(
@@ -76,13 +68,6 @@ def log_marginal(
     return estimate(source, len(x), estimator, generator, shared=shared, max_rows=max_rows)
 
 
-def bound(model: Model, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """rows -> log-weights of x[rows], with x encoded once where the model can."""
-    bind = getattr(model, "bind", None)
-    source = bind(x) if bind is not None else lambda rows: model.log_weights(x, rows)
-    return lambda rows: source(rows.to(x.device))
-
-
 def reduce(log_w: Tensor, counts: Tensor, estimator: Estimator) -> Tensor:
     """`estimator.reduce` with its input checked: log_w (batch, width), row i holding counts[i] log-weights.
 
@@ -119,13 +104,3 @@ def check_log_weights(log_w: Tensor) -> None:
             f"{int(bad.sum())} of {log_w.numel()} log-weights are NaN or +inf; "
             "check the model for overflow (log p(x, z) - log q(z; x) must be finite, or -inf)"
         )
-
-
-def one_for_each(chunk: Tensor, log_w: Tensor) -> Tensor:
-    """`log_w`, or a ValueError if it is not one float for each row of `chunk`."""
-    if log_w.shape != chunk.shape or not log_w.is_floating_point():
-        raise DohyoError(
-            f"log_weights returned {log_w.dtype} {tuple(log_w.shape)} for {len(chunk)} rows; "
-            f"it must return one float for each row, ({len(chunk)},)"
-        )
-    return log_w

@@ -1,4 +1,4 @@
-r"""The mean of a roulette estimator with deep K looked at as closely as shallow ones.
+r"""The mean of a roulette estimator, with deep K examined as closely as shallow ones.
 
 .. math:: E[\hat Y] = \sum_b \sum_{K \in b} P(K)\, E[\hat Y_K]
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dohyo.contract import bound
 from dohyo.estimators.roulette import PrefixRoulette
-from dohyo.marginal import bound
 from dohyo.packing import rows
 
 _MOST_DRAWS = 32  # of one stratum for each datum
