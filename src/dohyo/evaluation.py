@@ -39,6 +39,7 @@ class Evaluation:
         kind: "lower bound", "unbiased", "unbiased for IWAE_n", or "neither a bound nor unbiased".
         warnings: What a reader must know before trusting the numbers; empty if nothing.
         fingerprint: A checksum of the data, so that `compare` can tell whether two evaluations are paired; 0 if unknown.
+        per_datum_stderr: (data,) the estimator's noise in `per_datum`; None with a single replicate.
     """
 
     mean: float
@@ -54,11 +55,12 @@ class Evaluation:
     kind: str
     warnings: tuple[str, ...]
     fingerprint: int = 0
+    per_datum_stderr: Tensor | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON: everything but `per_datum`, with k-hat summarised and null for what is not finite."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del plain["per_datum"]
+        del plain["per_datum"], plain["per_datum_stderr"]
         finite = self.khat[self.khat.isfinite()]
         plain["khat"] = {
             "examined": len(finite),
@@ -219,7 +221,7 @@ def summarise(
         )
     return Evaluation(
         mean, stderr, noise, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
-        estimator.kind, tuple(warnings), fingerprint,
+        estimator.kind, tuple(warnings), fingerprint, values.std(-1) / math.sqrt(replicates) if replicates > 1 else None,
     )  # fmt: skip
 
 
