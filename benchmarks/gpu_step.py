@@ -24,16 +24,17 @@ from typing import Any
 import torch
 
 import dohyo
+from dohyo.contract import split
 from dohyo.lab.data import Dataset
+from dohyo.lab.fast.programs import Program, choose
+from dohyo.lab.fast.together import train_epoch
 from dohyo.lab.training.config import LoopConfig
-from dohyo.lab.training.loop import Member, train_epoch
+from dohyo.lab.training.loop import Training
+from dohyo.lab.training.loop import train_epoch as plain_epoch
 from dohyo.lab.training.processes import launch
-from dohyo.lab.training.programs import Program, choose
-from dohyo.lab.training.replicas import parameters_of
-from dohyo.lab.training.state import State
 from dohyo.lab.training.tasks import Batches, OnData
 from dohyo.models import VAE
-from dohyo.objectives import maximum_likelihood
+from dohyo.objectives import MaximumLikelihood
 
 from benchmarks.weights import environment, save
 
@@ -88,27 +89,29 @@ def images() -> Dataset:
     return Dataset("random", grey, grey[:100].round(), grey[:100].round(), "grey", (28, 28))
 
 
-def prepared(name: str, cost: int, replicas: int, data: Dataset, program: str) -> tuple[Program, list[Member], Any]:
+def prepared(name: str, cost: int, replicas: int, data: Dataset, program: str) -> tuple[Program, list[Training], Any]:
     fabric = launch("cuda")
     estimator, encoder = OBJECTIVES[name]
-    objective = maximum_likelihood(estimator.at_cost(cost), encoder)
+    objective = MaximumLikelihood(estimator.at_cost(cost), encoder)  # type: ignore[arg-type]
     config = LoopConfig(batch_size=BATCH, clip_decoder=20.0, clip_encoder=125.0, program=program, k_seed=0, device="cuda")
-    members = []
+    task, runs = OnData(data), []
+    choice = choose([VAE()], task, objective, config, fabric)
     for seed in range(replicas):
         torch.manual_seed(seed)
-        members.append(Member(VAE(), OnData(data), dataclasses.replace(config, seed=seed)))
-        members[-1].task.begin(fabric, config)
-    choice = choose([member.model for member in members], members[0].task, objective, config, fabric)
-    states = [State.start(m.model, m.config, fabric, objective.shared, choice.together) for m in members]
-    return choice.program(states, [member.task for member in members]), members, objective
+        runs.append(Training(VAE(), task, objective, dataclasses.replace(config, seed=seed), None, fabric, own_noise=True))
+    made = Program([run.state for run in runs], [task] * replicas, objective, config, choice.captured)
+    return made, runs, objective
 
 
 def measure(row: dict[str, Any], epochs: int, all_ready: Any, turn: Any, found: Any) -> None:
     """Adds the times to a row and hands it on; in a process of its own, which waits for the others and is then alone."""
     begun = time.monotonic()
     try:
-        made, members, objective = prepared(row["estimator"], row["cost"], row["replicas"], images(), row["program"])
-        run = partial(train_epoch, made, members, objective, made.choice.fabric)
+        made, runs, objective = prepared(row["estimator"], row["cost"], row["replicas"], images(), row["program"])
+        run: Any = partial(train_epoch, made, runs)
+        if row["program"] == "plain":
+            first = runs[0]
+            run = partial(plain_epoch, first.state, first.task, objective, first.config, first.fabric)
         run()
         if made.graphs is not None:  # record what an epoch may ask for, as a long run has
             index = torch.zeros(row["replicas"], BATCH, dtype=torch.long, device="cuda")
@@ -126,9 +129,11 @@ def measure(row: dict[str, Any], epochs: int, all_ready: Any, turn: Any, found: 
             run()
             torch.cuda.synchronize()
             times.append((time.perf_counter() - start) / STEPS * 1e6)
-        row |= {"microseconds": statistics.median(times), "least": min(times), "most": max(times), "kernels": kernels(made)}
+        row |= {"microseconds": statistics.median(times), "least": min(times), "most": max(times)}
+        if made.captured:
+            row["kernels"] = kernels(made)
     rows = row["replicas"] * BATCH * objective.estimator.expected_cost
-    weights = sum(p.numel() for p in parameters_of(members[0].model)[0] if p.ndim > 1)
+    weights = sum(p.numel() for p in split(runs[0].state.model)[0] if p.ndim > 1)
     found.put(row | {"matrix_operations": 2.0 * rows * weights * 3})  # forward, the activations' gradient, the weights'
 
 

@@ -27,7 +27,7 @@ from dohyo.lab.experiments.qpbo import Best, Optimise, QPBOConfig
 from dohyo.lab.rewards import random_qpbo
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import State
-from dohyo.lab.training.step import Finish, Team, train_step
+from dohyo.lab.training.step import Totals, train_step
 
 from benchmarks.throughput import now, ratio
 from benchmarks.weights import environment, save
@@ -47,13 +47,16 @@ def stepper(policy: str, entropy: float) -> tuple[Callable[[], Any], Callable[[]
     objective = config.objective(task.best, entropy, scale)
     model: Any = config.build_policy(VARIABLES)
     state = State.start(model, config, fabric, objective.shared)
-    team, finish = Team([state], [task], model, fabric.device), Finish(objective, config, fabric)
-    index = torch.arange(BATCH)[None]
+    totals, index = Totals.start(None, fabric.device), torch.arange(BATCH)
     setup: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
     if objective.estimator is not None:
         setup |= {"estimator": dohyo.to_dict(objective.estimator), "encoder": objective.encoder, "k_draw": config.k_draw}
         setup |= {"expected_cost": objective.estimator.expected_cost, "estimates": 2 if entropy > 0 else 1}
-    return lambda: train_step(team, team.batch(index), BATCH, state.depth, finish), lambda: model.sample(BATCH), setup
+
+    def step() -> None:
+        train_step(state, task.batch(index), BATCH, objective, config, fabric, totals)
+
+    return step, lambda: model.sample(BATCH), setup
 
 
 def mean_seconds(work: Callable[[], Any], times: int) -> float:

@@ -16,7 +16,7 @@ import dohyo
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
 from dohyo.lab.targets import Funnel
 from dohyo.lab.training.processes import launch
-from dohyo.objectives import reverse_kl
+from dohyo.objectives import ReverseKL
 
 from benchmarks.weights import environment, save
 
@@ -31,13 +31,13 @@ def paths(folder: Path) -> dict[str, Any]:
     theta, found = list(model.decoder_parameters()), {}
     for encoder in ("sleep", "iwae"):
         for kept in ("all", "x", "decoder"):
-            objective = reverse_kl(dohyo.MultilevelRR.at_cost(15), Funnel(), encoder, paths=kept)
+            objective = ReverseKL(dohyo.MultilevelRR.at_cost(15), Funnel(), encoder, paths=kept)
             torch.manual_seed(0)
             generator = torch.Generator().manual_seed(1)
             gradients, begin = [], time.process_time()
             for _ in range(STEPS):
-                losses = objective(model, torch.arange(100), generator)
-                parts = torch.autograd.grad(losses.theta, theta)
+                loss = objective(model, torch.arange(100), generator).loss
+                parts = torch.autograd.grad(loss, theta)
                 gradients.append(torch.cat([part.flatten() for part in parts]))
             seconds = (time.process_time() - begin) / STEPS
             every = torch.stack(gradients)

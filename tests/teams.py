@@ -10,10 +10,10 @@ from torch import Tensor, nn
 import dohyo
 from dohyo.estimators import ESTIMATORS
 from dohyo.lab.data import load
-from dohyo.lab.training.loop import Member, train_together
+from dohyo.lab.fast.together import Replica, train_together
 from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE
-from dohyo.objectives import MaximumLikelihood, maximum_likelihood
+from dohyo.objectives import MaximumLikelihood
 
 CONFIG = dohyo.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
 DATA = load("digits")
@@ -74,7 +74,7 @@ def model(seed: int, cls: type[nn.Module] = VAE) -> Any:
 
 def objective(name: str, encoder: str | None = None, **options: Any) -> MaximumLikelihood:
     baseline = "running" if encoder == "variance" else "zero"
-    return maximum_likelihood(ESTIMATORS[name].at_cost(6), encoder, baseline=baseline, **options)
+    return MaximumLikelihood(ESTIMATORS[name].at_cost(6), encoder, baseline=baseline, **options)
 
 
 def alone(seed: int, wanted: MaximumLikelihood, cls: type[nn.Module] = VAE, **changes: Any) -> tuple[list[dict[str, Any]], Any]:
@@ -86,7 +86,7 @@ def together(
     seeds: list[int], wanted: MaximumLikelihood, cls: type[nn.Module] = VAE, **changes: Any
 ) -> tuple[list[list[dict[str, Any]]], list[Any]]:
     models = [model(seed, cls) for seed in seeds]
-    members = [Member(made, OnData(DATA), config(seed, **changes)) for seed, made in zip(seeds, models, strict=True)]
+    members = [Replica(made, OnData(DATA), config(seed, **changes)) for seed, made in zip(seeds, models, strict=True)]
     records: list[list[dict[str, Any]]] = [[] for _ in seeds]
     for place, record in train_together(members, wanted):
         records[place].append(record)

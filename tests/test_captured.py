@@ -11,13 +11,13 @@ from torch._dynamo.utils import counters
 
 import dohyo
 from dohyo.estimators import ESTIMATORS
-from dohyo.lab.training import graphs, programs
-from dohyo.lab.training.captured import traced
-from dohyo.lab.training.loop import Member, train_together
-from dohyo.lab.training.replicas import Replicas, Unbatchable, check_batchable
+from dohyo.lab.fast import graphs, programs
+from dohyo.lab.fast.captured import traced
+from dohyo.lab.fast.stacked import Stacked, Unbatchable, check_batchable
+from dohyo.lab.fast.together import Replica, train_together
 from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE, TwoLayerVAE
-from dohyo.objectives import maximum_likelihood
+from dohyo.objectives import MaximumLikelihood
 from teams import DATA, Handmade, PlainBind, alone, assert_same, config, model, objective, together
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -31,12 +31,13 @@ def test_one_program_for_every_number_of_log_weights(cls: type[nn.Module]) -> No
     check_batchable(models, x, torch.tensor([0, 0, 1, 1]), "same", traced)
     if cls is VAE:
         counters.clear()
-        replicas = Replicas(models, [torch.Generator() for _ in models], traced, varying=True)
+        stacked = Stacked(models, [torch.Generator() for _ in models], "dreg", traced, varying=True)
         for n in (2, 3, 7):
-            replicas.bind(torch.cat([x, x]))(torch.arange(4).repeat_interleave(n))
+            data, rows = torch.cat([x, x]), torch.arange(4).repeat_interleave(n)
+            stacked(data, rows, stacked.noise(data, rows))
         assert counters["stats"]["unique_graphs"] == 1
         return
-    with pytest.raises(Unbatchable, match=r"cannot be captured .*; use --program plain"):
+    with pytest.raises(Unbatchable, match=r"cannot be captured .*; use program 'plain'"):
         together([0, 1], objective("sumo"), cls, program="captured")
     records, _ = together([0, 1], objective("sumo"), cls, program="auto", epochs=1)
     assert records[0][0]["program"] == "plain"
@@ -61,7 +62,7 @@ def test_a_captured_step_that_fails_says_what_to_do(monkeypatch: pytest.MonkeyPa
         raise AssertionError("expected size 2==2, stride 7200==18000\nand more")
 
     monkeypatch.setattr(programs.Program, "_step", broken)
-    with pytest.raises(ValueError, match=r"7200==18000\); train with --program plain"):
+    with pytest.raises(ValueError, match=r"7200==18000\); train with program 'plain'"):
         together([0], objective("iwae"), program="captured", epochs=1)
     with pytest.raises(AssertionError):
         together([0, 1], objective("iwae"), epochs=1)
@@ -72,12 +73,12 @@ def test_the_captured_step_on_a_cpu(tmp_path: Path) -> None:
 
     One batch size and one bucket, to compile little.
     """
-    wanted = maximum_likelihood(dohyo.SUMO(2, dohyo.Finite((0.5, 0.5))))
+    wanted = MaximumLikelihood(dohyo.SUMO(2, dohyo.Finite((0.5, 0.5))))
     records: dict[int, list[dict[str, Any]]] = {3: [], 4: []}
     for program, epochs in (("captured", 4), ("plain", 8)):
         models = {seed: model(seed) for seed in records}
         options = {"batch_size": len(DATA.train), "epochs": epochs, "program": program}
-        members = [Member(m, OnData(DATA), config(seed, **options), tmp_path / str(seed)) for seed, m in models.items()]
+        members = [Replica(m, OnData(DATA), config(seed, **options), tmp_path / str(seed)) for seed, m in models.items()]
         for place, record in train_together(members, wanted):
             records[3 + place].append(record)
     assert [record["program"] for record in records[3]] == 4 * ["captured"] + 4 * ["plain"]
@@ -139,7 +140,7 @@ def test_every_objective_captured_on_a_cpu(name: str, encoder: str | None) -> No
 )  # fmt: skip
 def test_the_captured_step_on_a_gpu(name: str, encoder: str, baseline: str) -> None:
     """Recorded and replayed: most of these steps come from a graph."""
-    wanted = maximum_likelihood(ESTIMATORS[name].at_cost(6), encoder, baseline=baseline)
+    wanted = MaximumLikelihood(ESTIMATORS[name].at_cost(6), encoder, baseline=baseline)
     options = {"device": "cuda", "batch_size": 50, "epochs": 3}
     records, models = together([3, 4], wanted, program="captured", **options)
     for place, seed in enumerate((3, 4)):

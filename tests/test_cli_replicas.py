@@ -84,7 +84,7 @@ def test_what_cannot_be_captured_is_said_in_one_line(tmp_path: Path) -> None:
     refused = run("train", *SUMO, "--model", "vae2", "--program", "captured", "--epochs", "1", "--out", "vae2", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.startswith("dohyo: error: TwoLayerVAE cannot be captured")
-    assert refused.stderr.endswith("; use --program plain\n")
+    assert refused.stderr.endswith("; use program 'plain'\n")
     assert refused.stderr.count("\n") == 1
 
 

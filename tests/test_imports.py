@@ -71,7 +71,7 @@ def test_import_loads_nothing_heavier_than_torch() -> None:
 
 
 def test_plain_training_does_not_wait_for_the_compiler() -> None:
-    code = "import sys, dohyo.lab.experiments.density; print('dohyo.lab.training.products' in sys.modules)"
+    code = "import sys, dohyo.lab.experiments.density; print('dohyo.lab.fast.products' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

@@ -75,7 +75,7 @@ from pathlib import Path
 from dohyo import SUMO, LoopConfig, fit
 from dohyo.lab.data import load
 from dohyo.models import VAE
-from dohyo.objectives import maximum_likelihood
+from dohyo.objectives import MaximumLikelihood
 from dohyo.lab.training.processes import launch
 
 fabric = launch("cpu")
@@ -90,7 +90,7 @@ class Spy(VAE):
         return log_weights
 torch.manual_seed(fabric.global_rank)  # not the same start: the first process's parameters must win
 model = Spy(data=64, hidden=8, latent=2)
-objective = maximum_likelihood(SUMO(2), k_draw=sys.argv[1])
+objective = MaximumLikelihood(SUMO(2), k_draw=sys.argv[1])
 list(fit(model, load("digits"), objective, LoopConfig(epochs=1, device="cpu"), fabric=fabric))
 state = torch.cat([p.flatten() for p in model.parameters()]).tolist()
 Path(f"rank{fabric.global_rank}.json").write_text(json.dumps({"seen": seen[:5], "parameters": state}))
@@ -121,7 +121,7 @@ from pathlib import Path
 from torch import nn
 from dohyo import IWAE, LoopConfig, fit
 from dohyo.lab.data import Dataset
-from dohyo.objectives import maximum_likelihood
+from dohyo.objectives import MaximumLikelihood
 from dohyo.lab.training.processes import launch
 
 class Linear(nn.Module):
@@ -135,7 +135,7 @@ fabric = launch("cpu")
 x = (torch.arange(21).view(7, 3) % 2).float()
 data = Dataset("seven", x, x, x, "binary", (3,))
 model = Linear()
-list(fit(model, data, maximum_likelihood(IWAE(1)), LoopConfig(epochs=1, batch_size=7, device="cpu"), fabric=fabric))
+list(fit(model, data, MaximumLikelihood(IWAE(1)), LoopConfig(epochs=1, batch_size=7, device="cpu"), fabric=fabric))
 Path(f"grad{fabric.global_rank}.json").write_text(json.dumps([model.theta.grad.tolist(), (-x.mean(0)).tolist()]))
 """
 

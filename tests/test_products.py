@@ -7,9 +7,9 @@ from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dohyo.lab.training import products
-from dohyo.lab.training.captured import network
-from dohyo.lab.training.products import Products
+from dohyo.lab.fast import products
+from dohyo.lab.fast.captured import network
+from dohyo.lab.fast.products import Products
 
 parts = products._parts
 

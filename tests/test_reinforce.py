@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from dohyo.objectives.losses import weigh
 from torch import Tensor
 
 import dohyo
 from dohyo import IWAE, SUMO, Estimator, Finite, MultilevelRR, MultilevelSS, PowerLaw, SymmetricSUMO
 from dohyo.lab.rewards import random_qpbo
 from dohyo.models import ExactPolicy, GRUPolicy, IndependentPolicy, LatentPolicy, NADEPolicy
-from dohyo.objectives import Reinforce, reinforce
-from dohyo.objectives.losses import weigh
+from dohyo.objectives import Reinforce
 
 from problems import all_bits, exact_policy, latent_policy, quadrature
 from stats import errors_off
@@ -75,10 +75,10 @@ def test_the_expected_gradient_of_a_latent_policy(times: float, entropy: float) 
     exact = exact_gradient(policy, reward, entropy)
     assert ROULETTE.finite_variance
     assert ROULETTE.target_terms == math.inf
-    found = estimated(policy, reinforce(ROULETTE, reward, entropy=entropy))
+    found = estimated(policy, Reinforce(ROULETTE, reward, entropy=entropy))
     assert errors_off(found, exact) < THRESHOLD
     # The power twin: IWAE_1 in its place, with the same number of draws.
-    found = estimated(policy, reinforce(IWAE(1), reward, entropy=entropy))
+    found = estimated(policy, Reinforce(IWAE(1), reward, entropy=entropy))
     assert errors_off(found, exact) > THRESHOLD
 
 
@@ -104,15 +104,15 @@ def test_one_estimate_as_value_and_as_score_is_biased() -> None:
 def test_other_estimators_without_baseline_and_shared_k(estimator: Estimator, k_draw: str) -> None:
     policy, problem = latent_policy(5), random_qpbo(5, seed=2)
     assert estimator.finite_variance
-    objective = reinforce(estimator, problem, entropy=0.5, k_draw=k_draw, baseline="none")
+    objective = Reinforce(estimator, problem, entropy=0.5, k_draw=k_draw, baseline="none")
     assert errors_off(estimated(policy, objective, 100), exact_gradient(policy, problem, 0.5)) < THRESHOLD
 
 
 def test_twelve_variables() -> None:
     policy, problem = latent_policy(12), random_qpbo(12, seed=3)
     exact = exact_gradient(policy, problem, 0.3, 2.0)
-    assert errors_off(estimated(policy, reinforce(ROULETTE, problem, entropy=0.3, scale=2.0), 150), exact) < THRESHOLD
-    assert errors_off(estimated(policy, reinforce(IWAE(1), problem, entropy=0.3, scale=2.0), 150), exact) > THRESHOLD
+    assert errors_off(estimated(policy, Reinforce(ROULETTE, problem, entropy=0.3, scale=2.0), 150), exact) < THRESHOLD
+    assert errors_off(estimated(policy, Reinforce(IWAE(1), problem, entropy=0.3, scale=2.0), 150), exact) > THRESHOLD
 
 
 # --- exact policies, by enumeration without any noise
@@ -131,7 +131,7 @@ def test_exact_policies(cls: type[ExactPolicy], monkeypatch: pytest.MonkeyPatch)
     pairs = list(itertools.product(range(8), repeat=2))
     exact = exact_gradient(policy, problem, 0.4, 1.5)
     for baseline in ("leave-one-out", "none"):
-        objective = reinforce(None, problem, entropy=0.4, scale=1.5, baseline=baseline)
+        objective = Reinforce(None, problem, entropy=0.4, scale=1.5, baseline=baseline)
         mean = sum(p[i] * p[j] * fixed(policy, monkeypatch, objective, x[[i, j]]) for i, j in pairs)
         torch.testing.assert_close(mean, exact, atol=1e-12, rtol=0)
         alone = sum(p[i] * fixed(policy, monkeypatch, objective, x[[i]]) for i in range(8))  # nobody to be left out of
@@ -145,12 +145,12 @@ def test_exact_policies(cls: type[ExactPolicy], monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("cls", EXACT)
 def test_exact_policies_on_their_own_samples(cls: type[ExactPolicy]) -> None:
     policy, problem = exact_policy(cls, hidden=3), random_qpbo(4, seed=1)
-    found = estimated(policy, reinforce(None, problem, entropy=0.4), 200)
+    found = estimated(policy, Reinforce(None, problem, entropy=0.4), 200)
     exact = exact_gradient(policy, problem, 0.4)
     live = found.std(0) > 0  # the last bit's way into the network is never used
     assert errors_off(found[:, live], exact[live]) < THRESHOLD
     assert float(exact[~live].abs().sum()) == 0
-    assert errors_off(estimated(policy, reinforce(None, problem, entropy=0.3), 200)[:, live], exact[live]) > THRESHOLD
+    assert errors_off(estimated(policy, Reinforce(None, problem, entropy=0.3), 200)[:, live], exact[live]) > THRESHOLD
 
 
 @pytest.mark.parametrize("make", [latent_policy, lambda: exact_policy(NADEPolicy)], ids=["latent", "nade"])
@@ -163,7 +163,7 @@ def test_leave_one_out_lowers_the_variance(make: Callable[[], Any]) -> None:
     estimator = ROULETTE if isinstance(policy, LatentPolicy) else None
     spread = {}
     for baseline in ("leave-one-out", "none"):
-        found = estimated(policy, reinforce(estimator, reward, entropy=0.1, baseline=baseline), 100)
+        found = estimated(policy, Reinforce(estimator, reward, entropy=0.1, baseline=baseline), 100)
         spread[baseline] = float(found.var(0).sum())
     assert spread["leave-one-out"] < 0.3 * spread["none"]
 
@@ -184,7 +184,7 @@ def direct(policy: LatentPolicy, estimator: Estimator, shared: bool = False, tim
     """z, x and estimates of log p(x) by the definitions, with the noise of `run`."""
     torch.manual_seed(1)
     with torch.no_grad():
-        z, x = policy.draw(n)
+        z, x = policy.sample_joint(n)
     generator = torch.Generator().manual_seed(2)
     return z, x, *(dohyo.log_marginal(policy, x, estimator, generator, shared=shared) for _ in range(times))
 
@@ -197,11 +197,11 @@ def others(gain: Tensor) -> Tensor:
 @pytest.mark.parametrize("estimator", [IWAE(4), SUMO(3), SymmetricSUMO(2), MultilevelRR(2)], ids=repr)
 def test_theta_is_the_product_of_two_estimates(estimator: Estimator, k_draw: str) -> None:
     policy = latent_policy(6)
-    losses = run(reinforce(estimator, ones, "iwae", entropy=0.3, scale=2.0, k_draw=k_draw), policy)
+    losses = run(Reinforce(estimator, ones, "iwae", entropy=0.3, scale=2.0, k_draw=k_draw), policy)
     _, x, one, two = direct(policy, estimator, k_draw == "batch")
     gains = [others(ones(x) / 2 - 0.3 * value.detach()) for value in (two, one)]
     expected = -(gains[0] * one + gains[1] * two).mean() / 2
-    torch.testing.assert_close(gradient(losses.theta, theta_of(policy)), gradient(expected, theta_of(policy)))
+    torch.testing.assert_close(gradient(losses.loss, theta_of(policy)), gradient(expected, theta_of(policy)))
     torch.testing.assert_close(losses.numbers["reward"], ones(x))
     torch.testing.assert_close(losses.numbers["entropy"], -(one + two).detach() / 2)
     torch.testing.assert_close(losses.level, (one + two).detach() / 2)
@@ -210,10 +210,10 @@ def test_theta_is_the_product_of_two_estimates(estimator: Estimator, k_draw: str
 def test_without_entropy_one_estimate_is_enough() -> None:
     policy, estimator = latent_policy(6), SUMO(3)
     for entropy in (0.0, lambda: 0.0):
-        losses = run(reinforce(estimator, ones, entropy=entropy), policy)
+        losses = run(Reinforce(estimator, ones, entropy=entropy), policy)
         _, x, one = direct(policy, estimator, times=1)
         expected = -(others(ones(x)) * one).mean()
-        torch.testing.assert_close(gradient(losses.theta, theta_of(policy)), gradient(expected, theta_of(policy)))
+        torch.testing.assert_close(gradient(losses.loss, theta_of(policy)), gradient(expected, theta_of(policy)))
         torch.testing.assert_close(losses.numbers["entropy"], -one.detach())
 
 
@@ -223,7 +223,7 @@ def test_encoders(entropy: float) -> None:
     phi = list(policy.encoder_parameters())
 
     def found(estimator: Estimator, encoder: str) -> Tensor:
-        return gradient(run(reinforce(estimator, ones, encoder, entropy=entropy), policy).phi, phi)
+        return gradient(run(Reinforce(estimator, ones, encoder, entropy=entropy), policy).phi, phi)
 
     estimator = SUMO(3)
     _, _, *estimates = direct(policy, estimator, times=times)
@@ -237,7 +237,7 @@ def test_encoders(entropy: float) -> None:
 
     torch.manual_seed(1)
     with torch.no_grad():
-        z, x = policy.draw(7)
+        z, x = policy.sample_joint(7)
     parts = []
     for _ in range(times):
         log_w = policy.bind(x, detach_posterior=True)(torch.arange(7).repeat_interleave(4)).view(7, 4)
@@ -254,29 +254,29 @@ def test_encoders(entropy: float) -> None:
 
 def test_the_encoder_same_follows_theta() -> None:
     policy = latent_policy(6)
-    losses = run(reinforce(IWAE(4), ones, entropy=0.3), policy)
-    assert losses.phi is losses.theta
+    losses = run(Reinforce(IWAE(4), ones, entropy=0.3), policy)
+    assert losses.loss is losses.loss
     _, x, one, two = direct(policy, IWAE(4))
     gains = [others(ones(x) - 0.3 * value.detach()) for value in (two, one)]
     expected = -(gains[0] * one + gains[1] * two).mean() / 2
     everyone = list(policy.parameters())
-    torch.testing.assert_close(gradient(losses.phi, everyone), gradient(expected, everyone))
+    torch.testing.assert_close(gradient(losses.loss, everyone), gradient(expected, everyone))
 
 
 def test_the_encoders_loss_leaves_theta_alone() -> None:
     policy = latent_policy(6)
-    wanted = gradient(run(reinforce(SUMO(3), ones, "iwae", entropy=0.3), policy).theta, theta_of(policy))
+    wanted = gradient(run(Reinforce(SUMO(3), ones, "iwae", entropy=0.3), policy).theta, theta_of(policy))
     for encoder in ("sleep", "dreg", "variance"):
-        losses = run(reinforce(SUMO(3), ones, encoder, entropy=0.3), policy)
-        torch.testing.assert_close(gradient(losses.theta, theta_of(policy)), wanted)
-        assert losses.phi is not losses.theta
+        losses = run(Reinforce(SUMO(3), ones, encoder, entropy=0.3), policy)
+        torch.testing.assert_close(gradient(losses.loss, theta_of(policy)), wanted)
+        assert losses.loss is not losses.loss
 
 
 def test_entropy_as_a_function_and_scale() -> None:
     policy, weight = latent_policy(6), 0.0
-    objective = reinforce(SUMO(3), ones, entropy=lambda: weight, scale=4.0)
+    objective = Reinforce(SUMO(3), ones, entropy=lambda: weight, scale=4.0)
     for weight in (0.3, 0.0, 0.1):
-        constant = run(reinforce(SUMO(3), lambda x: ones(x) / 4, entropy=weight), policy)
+        constant = run(Reinforce(SUMO(3), lambda x: ones(x) / 4, entropy=weight), policy)
         changing = run(objective, policy)
         torch.testing.assert_close(gradient(changing.theta, theta_of(policy)), gradient(constant.theta, theta_of(policy)))
         torch.testing.assert_close(changing.numbers["reward"], 4 * constant.numbers["reward"])  # recorded as it is
@@ -285,22 +285,22 @@ def test_entropy_as_a_function_and_scale() -> None:
 def test_integer_rewards_and_single_precision() -> None:
     problem = dohyo.lab.rewards.Quadratic([[3, -2], [-2, 5]])
     for policy, estimator in ((LatentPolicy(2), SUMO(3)), (GRUPolicy(2), None)):
-        losses = reinforce(estimator, problem, entropy=0.1)(policy, torch.arange(5))
+        losses = Reinforce(estimator, problem, entropy=0.1)(policy, torch.arange(5))
         assert losses.numbers["reward"].dtype == torch.int64
-        losses.theta.backward()
+        losses.loss.backward()
         assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in theta_of(policy))
-        reinforce(estimator, problem)(policy, torch.arange(1)).theta.backward()
+        Reinforce(estimator, problem)(policy, torch.arange(1)).theta.backward()
 
 
 # --- choices
 
 
 def test_defaults() -> None:
-    assert reinforce(SUMO(), ones).encoder == "sleep"
-    assert reinforce(IWAE(5), ones).encoder == "same"
-    assert not reinforce(SUMO(), ones).shared
-    assert reinforce(SUMO(), ones).leave_one_out
-    assert reinforce(SUMO(1, Finite((1.0,))), ones, "same").encoder == "same"
+    assert Reinforce(SUMO(), ones).encoder == "sleep"
+    assert Reinforce(IWAE(5), ones).encoder == "same"
+    assert not Reinforce(SUMO(), ones).shared
+    assert Reinforce(SUMO(), ones).leave_one_out
+    assert Reinforce(SUMO(1, Finite((1.0,))), ones, "same").encoder == "same"
 
 
 @pytest.mark.parametrize(
@@ -321,9 +321,9 @@ def test_defaults() -> None:
 )
 def test_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        reinforce(SUMO(), ones, **options)
+        Reinforce(SUMO(), ones, **options)
 
 
 def test_a_latent_policy_needs_an_estimator() -> None:
     with pytest.raises(ValueError, match="LatentPolicy has no log_prob; give an estimator"):
-        reinforce(None, ones)(latent_policy(6), torch.arange(3))
+        Reinforce(None, ones)(latent_policy(6), torch.arange(3))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import dohyo
-from dohyo.lab.training.loop import Member, train_together
-from dohyo.lab.training.replicas import DrawnBy, Replicas, Unbatchable, check_batchable
+from dohyo.lab.fast.noise import FromGenerator
+from dohyo.lab.fast.stacked import Stacked, Unbatchable, check_batchable
+from dohyo.lab.fast.together import Replica, train_together
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE, TwoLayerVAE
@@ -111,7 +112,7 @@ def test_a_replica_that_diverges_leaves_the_others(tmp_path: Path) -> None:
     for made in models:
         made.start.copy_(made.decoder[-1].bias.detach())
     models[1].poison.fill_(1e38)
-    members = [Member(m, OnData(DATA), config(seed), tmp_path / str(seed)) for seed, m in enumerate(models)]
+    members = [Replica(m, OnData(DATA), config(seed), tmp_path / str(seed)) for seed, m in enumerate(models)]
     seen: list[tuple[int, int]] = []
     with pytest.raises(ValueError, match=r"diverged in epoch 1 .* kept in .*1 "):
         seen.extend((place, record["epoch"]) for place, record in train_together(members, wanted))
@@ -124,7 +125,7 @@ def test_a_replica_that_diverges_leaves_the_others(tmp_path: Path) -> None:
 def test_members_are_alike() -> None:
     models = [model(seed) for seed in range(2)]
     for changes, why in (({"clip_decoder": 1.0}, "clip_decoder is 1.0 and 20.0"), ({"k_seed": None}, "k_seed")):
-        members = [Member(m, OnData(DATA), config(seed, **(changes if seed else {}))) for seed, m in enumerate(models)]
+        members = [Replica(m, OnData(DATA), config(seed, **(changes if seed else {}))) for seed, m in enumerate(models)]
         with pytest.raises(ValueError, match=why):
             list(train_together(members, objective("sumo")))
 
@@ -142,13 +143,13 @@ def test_noise_of_the_data_is_each_run_s_own() -> None:
     fields = {field.name: getattr(DATA, field.name) for field in dataclasses.fields(DATA)}
     wanted = objective("iwae")
     models = [model(seed) for seed in range(2)]
-    members = [Member(m, OnData(ByHand(**fields)), config(seed)) for seed, m in enumerate(models)]
+    members = [Replica(m, OnData(ByHand(**fields)), config(seed)) for seed, m in enumerate(models)]
     list(train_together(members, wanted))
     for seed in range(2):
         made = model(seed)
         list(dohyo.fit(made, ByHand(**fields), wanted, config(seed)))
         assert_same(([], models[seed]), ([], made))
-    members = [Member(m, OnData(Numpy(**fields)), config(seed)) for seed, m in enumerate(models)]
+    members = [Replica(m, OnData(Numpy(**fields)), config(seed)) for seed, m in enumerate(models)]
     with pytest.raises(Unbatchable, match="other ways"):
         list(train_together(members, wanted))
 
@@ -159,7 +160,7 @@ def test_replicas_that_were_killed_apart_catch_up(tmp_path: Path) -> None:
     for seed, epochs in ((0, 3), (1, 2)):
         list(dohyo.fit(model(seed), DATA, wanted, config(seed, epochs=epochs), tmp_path / str(seed)))
     models = [model(seed) for seed in range(3)]
-    members = [Member(made, OnData(DATA), config(seed, epochs=4), tmp_path / str(seed)) for seed, made in enumerate(models)]
+    members = [Replica(made, OnData(DATA), config(seed, epochs=4), tmp_path / str(seed)) for seed, made in enumerate(models)]
     seen = [(place, record["epoch"]) for place, record in train_together(members, wanted)]
     assert seen == [(2, 1), (2, 2), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
     for seed in range(3):
@@ -175,7 +176,7 @@ def test_replicas_that_were_killed_apart_catch_up(tmp_path: Path) -> None:
 
 def test_a_replica_that_stops_early_leaves_the_others() -> None:
     models, wanted = [model(seed) for seed in range(3)], objective("iwae")
-    members = [Member(m, OnData(DATA), config(seed, epochs=3 if seed != 1 else 1)) for seed, m in enumerate(models)]
+    members = [Replica(m, OnData(DATA), config(seed, epochs=3 if seed != 1 else 1)) for seed, m in enumerate(models)]
     assert [place for place, _ in train_together(members, wanted)] == [0, 1, 2, 0, 2, 0, 2]
     for seed in range(3):
         _, made = alone(seed, wanted, epochs=members[seed].config.epochs)
@@ -236,7 +237,7 @@ def test_models_that_cannot_be_mapped(cls: type[nn.Module], why: str) -> None:
     with pytest.raises(Unbatchable, match=why):
         check_batchable(models, DATA.valid[:2], torch.tensor([0, 0, 1, 1]), "same")
     with pytest.raises(Unbatchable, match=why):
-        list(train_together([Member(m, OnData(DATA), config(seed)) for seed, m in enumerate(models)], objective("sumo")))
+        list(train_together([Replica(m, OnData(DATA), config(seed)) for seed, m in enumerate(models)], objective("sumo")))
     list(dohyo.fit(models[0], DATA, objective("iwae"), config(0, "auto", epochs=1)))  # alone it trains as ever
     with pytest.raises(Unbatchable, match=why):
         list(dohyo.fit(models[0], DATA, objective("iwae"), config(0, "captured", epochs=1)))
@@ -267,20 +268,22 @@ def test_noise_from_a_generator_is_the_global_noise() -> None:
     p = torch.rand(50)
     torch.manual_seed(5)
     wanted = torch.bernoulli(p), torch.randn(3), torch.distributions.Normal(0.0, 1.0).sample((4,))
-    with DrawnBy(torch.Generator().manual_seed(5)):
+    with FromGenerator(torch.Generator().manual_seed(5)):
         found = torch.bernoulli(p), torch.randn(3), torch.distributions.Normal(0.0, 1.0).sample((4,))
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
 
 
-def test_noise_that_was_drawn_beforehand_serves_one_call() -> None:
+def test_each_model_gets_the_noise_of_its_own_generator() -> None:
     x, rows = DATA.valid[:4], torch.arange(4).repeat_interleave(3)
-    replicas = Replicas([model(0), model(1)], [torch.Generator().manual_seed(seed) for seed in (5, 6)])
-    calls = [replicas.bind(x)(rows) for _ in range(2)]
-    for seed, noise in zip((5, 6), replicas.noises, strict=True):
-        noise.manual_seed(seed)
-    replicas.drawn = replicas.draw(x, rows, {})
-    for wanted in calls:
-        assert torch.equal(replicas.bind(x)(rows), wanted)
+    models = [model(0), model(1)]
+    stacked = Stacked(models, [torch.Generator().manual_seed(seed) for seed in (5, 6)], "same")
+    log_w, factors = stacked(x, rows, stacked.noise(x, rows))
+    alone = []
+    for place, made in enumerate(models):
+        torch.manual_seed(5 + place)
+        alone.append(made.log_weights(x[2 * place :][:2], torch.arange(2).repeat_interleave(3)))
+    assert factors == []
+    torch.testing.assert_close(log_w, torch.cat(alone))
 
 
 def test_batches_of_one_s_own_train_alone() -> None:
@@ -288,7 +291,7 @@ def test_batches_of_one_s_own_train_alone() -> None:
         def batches(self, config: Any, progress: Any, order: torch.Generator) -> Any:
             yield from torch.randperm(len(self.data.train), generator=order)[:600].split(300)
 
-    members = [Member(model(seed), Half(DATA), config(seed)) for seed in range(2)]
+    members = [Replica(model(seed), Half(DATA), config(seed)) for seed in range(2)]
     with pytest.raises(Unbatchable, match="Half makes batches of its own"):
         list(train_together(members, objective("iwae")))
     assert [record["step"] for _, record in train_together(members[:1], objective("iwae"))] == [2, 4]

@@ -17,7 +17,7 @@ from dohyo.lab.targets import Custom, Funnel
 from dohyo.lab.training import train
 from dohyo.models import GaussianLVM
 from dohyo.models.latent import LatentVariableModel
-from dohyo.objectives.reverse_kl import ReverseKL, check_drawn, reverse_kl
+from dohyo.objectives.reverse_kl import ReverseKL, check_drawn
 from dohyo.packing import rows
 
 from stats import errors_off
@@ -77,7 +77,7 @@ def gradient_errors(objective: ReverseKL, steps: int = 250) -> tuple[float, floa
     gradients, estimates = [], []
     for _ in range(steps):
         losses = objective(model, torch.arange(400), generator)
-        gradients.append(flat(losses.theta, theta))
+        gradients.append(flat(losses.loss, theta))
         estimates.append(losses.numbers["estimate"].mean())
     exact = flat(model.exact(), theta)
     return errors_off(torch.stack(gradients), exact), errors_off(torch.stack(estimates), float(model.exact().detach()))
@@ -86,13 +86,13 @@ def gradient_errors(objective: ReverseKL, steps: int = 250) -> tuple[float, floa
 @pytest.mark.parametrize("paths", ["all", "x", "decoder"])
 @pytest.mark.parametrize("estimator", [MultilevelRR(2), MultilevelSS(2)], ids=repr)
 def test_unbiased_gradients(estimator: Estimator, paths: str) -> None:
-    gradient, estimate = gradient_errors(reverse_kl(estimator, log_target, "iwae", paths=paths))
+    gradient, estimate = gradient_errors(ReverseKL(estimator, log_target, "iwae", paths=paths))
     assert gradient < 4.5
     assert estimate < 4.5
 
 
 def test_biased_gradients_fail_the_same_test() -> None:
-    gradient, estimate = gradient_errors(reverse_kl(IWAE(2), log_target, "iwae"))
+    gradient, estimate = gradient_errors(ReverseKL(IWAE(2), log_target, "iwae"))
     assert gradient > 9
     assert estimate > 9
 
@@ -101,7 +101,7 @@ def test_biased_gradients_fail_the_same_test() -> None:
 def test_paths_may_not_be_left_out_of_a_bound(paths: str) -> None:
     """It is refused; made by force, it is biased otherwise than the bound itself."""
     with pytest.raises(ValueError, match="use 'all'"):
-        reverse_kl(IWAE(2), log_target, "iwae", paths=paths)
+        ReverseKL(IWAE(2), log_target, "iwae", paths=paths)
     forced = ReverseKL(IWAE(2), log_target, "iwae", False, paths, False)
     assert gradient_errors(forced)[0] > 9
 
@@ -116,7 +116,7 @@ def test_the_gradient_of_a_bound_is_that_of_the_bound() -> None:
     generator = torch.Generator().manual_seed(1)
     samples = {}
     for estimator in (capped, bound):
-        objective = reverse_kl(estimator, log_target, "iwae")
+        objective = ReverseKL(estimator, log_target, "iwae")
         samples[estimator] = torch.stack([flat(objective(model, torch.arange(200), generator).theta, theta) for _ in range(400)])
     spread = torch.stack([values.var(0) / 400 for values in samples.values()]).sum(0).sqrt()
     assert float(((samples[capped].mean(0) - samples[bound].mean(0)) / spread).abs().max()) < 4.5
@@ -141,7 +141,7 @@ def losses_of(objective: ReverseKL, model: Any, baseline: float = 0.0) -> Any:
 def direct(model: Any, estimator: Estimator, shared: bool = False, paths: str = "all") -> tuple[Tensor, Tensor, Tensor]:
     """z, x and log p(x) with the noise of `losses_of`; what `paths` leaves out is held constant."""
     torch.manual_seed(1)
-    z, x = model.draw(N)
+    z, x = model.sample_joint(N)
     frozen = model if paths == "all" else copy.deepcopy(model).requires_grad_(False)
     source = frozen.bind(x, detach_x=paths == "decoder")
     log_px = dohyo.estimate(source, N, estimator, torch.Generator().manual_seed(2), shared=shared)
@@ -156,60 +156,60 @@ def test_theta_follows_the_estimate_less_the_target(estimator: Estimator, k_draw
     for paths in ("all", "x", "decoder"):
         if paths != "all" and estimator.target_terms != math.inf:
             continue
-        losses = losses_of(reverse_kl(estimator, target, "iwae", k_draw=k_draw, paths=paths), model)
+        losses = losses_of(ReverseKL(estimator, target, "iwae", k_draw=k_draw, paths=paths), model)
         _, x, log_px = direct(model, estimator, k_draw == "batch", paths)
         torch.testing.assert_close(losses.numbers["estimate"], (log_px - target(x)).detach())
         estimate = (log_px - target(x)).detach()
         whole = estimate.mean().expand_as(estimate) if k_draw == "batch" else estimate  # with one K a step is one draw
         torch.testing.assert_close(losses.numbers["estimate_square"], whole.square())
-        torch.testing.assert_close(flat(losses.theta, theta), flat((log_px - target(x)).mean(), theta))
+        torch.testing.assert_close(flat(losses.loss, theta), flat((log_px - target(x)).mean(), theta))
 
 
 @pytest.mark.parametrize("baseline", ["zero", "target"])
 def test_the_variance_encoder(baseline: str) -> None:
     model, target, estimator = small(), Funnel(), SUMO(3)
-    objective = reverse_kl(estimator, target, "variance", baseline=baseline)
+    objective = ReverseKL(estimator, target, "variance", baseline=baseline)
     assert objective.running_baseline == (baseline == "target")
     losses = losses_of(objective, model, baseline=0.7)
     torch.manual_seed(1)
-    _, x = model.draw(N)
+    _, x = model.sample_joint(N)
     log_px = dohyo.estimate(model.bind(x.detach()), N, estimator, torch.Generator().manual_seed(2))
     about = target(x.detach()) + 0.7 if baseline == "target" else 0.0
     phi = list(model.encoder_parameters())
-    torch.testing.assert_close(flat(losses.phi, phi), flat((log_px - about).square().mean(), phi))
+    torch.testing.assert_close(flat(losses.loss, phi), flat((log_px - about).square().mean(), phi))
 
 
 def test_the_iwae_encoder_climbs_on_the_same_weights() -> None:
     model, target = small(), Funnel()
     estimator = SUMO(3, Finite((1.0,), start=4))  # seven weights, always
-    losses = losses_of(reverse_kl(estimator, target, "iwae"), model)
+    losses = losses_of(ReverseKL(estimator, target, "iwae"), model)
     torch.manual_seed(1)
-    _, x = model.draw(N)
+    _, x = model.sample_joint(N)
     bound = dohyo.estimate(model.bind(x.detach()), N, IWAE(7))
     phi = list(model.encoder_parameters())
-    torch.testing.assert_close(flat(losses.phi, phi), flat(-bound.mean(), phi))
+    torch.testing.assert_close(flat(losses.loss, phi), flat(-bound.mean(), phi))
     torch.testing.assert_close(losses.level, (bound - target(x)).detach())
 
 
 def test_the_same_encoder_goes_down_with_theta() -> None:
     model, target = small(), Funnel()
-    losses = losses_of(reverse_kl(IWAE(4), target), model)
-    assert losses.phi is losses.theta
+    losses = losses_of(ReverseKL(IWAE(4), target), model)
+    assert losses.loss is losses.loss
     _, x, log_px = direct(model, IWAE(4))
     everything = [*model.decoder_parameters(), *model.encoder_parameters()]
     # phi sees x as a constant: through x only theta is reached, and so one backward pass serves both
-    torch.testing.assert_close(flat(losses.theta, everything), flat((log_px - target(x)).mean(), everything))
+    torch.testing.assert_close(flat(losses.loss, everything), flat((log_px - target(x)).mean(), everything))
 
 
 def test_the_sleep_encoder_learns_where_x_came_from() -> None:
     model, target = small(), Funnel()
-    losses = losses_of(reverse_kl(MultilevelRR(2), target), model)
+    losses = losses_of(ReverseKL(MultilevelRR(2), target), model)
     torch.manual_seed(1)
-    z, x = model.draw(N)
+    z, x = model.sample_joint(N)
     expected = -model.posterior(model.encode(x.detach())).log_prob(z).mean()
     phi, theta = list(model.encoder_parameters()), list(model.decoder_parameters())
-    torch.testing.assert_close(flat(losses.phi, phi), flat(expected, phi))
-    assert float(flat(losses.phi, theta).abs().max()) == 0
+    torch.testing.assert_close(flat(losses.loss, phi), flat(expected, phi))
+    assert float(flat(losses.loss, theta).abs().max()) == 0
 
 
 def test_the_dreg_encoder() -> None:
@@ -217,11 +217,11 @@ def test_the_dreg_encoder() -> None:
     estimator = SUMO(2, Finite((1.0,), start=2))  # four weights, unbiased for IWAE_4 alone: made by force
     losses = losses_of(ReverseKL(estimator, Funnel(), "dreg", False, "decoder", False), model)
     torch.manual_seed(1)
-    _, x = model.draw(N)
+    _, x = model.sample_joint(N)
     log_w = model.bind(x.detach(), detach_posterior=True)(rows(torch.full((N,), 4))).view(N, 4)
     expected = -(log_w.detach().softmax(-1).square() * log_w).sum(-1).mean()
     phi = list(model.encoder_parameters())
-    torch.testing.assert_close(flat(losses.phi, phi), flat(expected, phi))
+    torch.testing.assert_close(flat(losses.loss, phi), flat(expected, phi))
 
 
 def test_a_density_of_zero_has_an_infinite_estimate_and_finite_gradients() -> None:
@@ -230,16 +230,16 @@ def test_a_density_of_zero_has_an_infinite_estimate_and_finite_gradients() -> No
     def half(x: Tensor) -> Tensor:
         return torch.where(x[:, 0] > 0, -x.square().sum(-1), -torch.inf)
 
-    losses = losses_of(reverse_kl(MultilevelRR(2), half), model)
+    losses = losses_of(ReverseKL(MultilevelRR(2), half), model)
     assert losses.numbers["estimate"].isinf().any()
-    assert flat(losses.theta, list(model.decoder_parameters())).isfinite().all()
+    assert flat(losses.loss, list(model.decoder_parameters())).isfinite().all()
 
 
 def test_defaults_and_errors() -> None:
-    assert (reverse_kl(IWAE(5), log_target).encoder, reverse_kl(IWAE(5), log_target).paths) == ("same", "all")
-    assert (reverse_kl(SUMO(), log_target).encoder, reverse_kl(SUMO(), log_target).paths) == ("sleep", "x")
-    assert reverse_kl(SUMO(), log_target, "dreg").paths == "decoder"
-    assert not reverse_kl(SUMO(), log_target).shared
+    assert (ReverseKL(IWAE(5), log_target).encoder, ReverseKL(IWAE(5), log_target).paths) == ("same", "all")
+    assert (ReverseKL(SUMO(), log_target).encoder, ReverseKL(SUMO(), log_target).paths) == ("sleep", "x")
+    assert ReverseKL(SUMO(), log_target, "dreg").paths == "decoder"
+    assert not ReverseKL(SUMO(), log_target).shared
     for estimator, options, message in (
         (SUMO(), {"encoder": "same"}, "trains the encoder on noise"),
         (SUMO(), {"encoder": "sleap"}, "did you mean 'sleep'"),
@@ -252,7 +252,7 @@ def test_defaults_and_errors() -> None:
         (IWAE(5), {"paths": "x"}, "use 'all'"),
     ):
         with pytest.raises(ValueError, match=message):
-            reverse_kl(estimator, log_target, **options)
+            ReverseKL(estimator, log_target, **options)
     with pytest.raises(ValueError, match="Linear has no draw"):
         check_drawn(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="must have rsample"):

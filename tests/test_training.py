@@ -18,7 +18,7 @@ from dohyo.lab.training.log import read_records
 from dohyo.lab.training.state import CHECKPOINT, load_checkpoint
 from dohyo.lab.training.tasks import Batches, OnData
 from dohyo.models import VAE
-from dohyo.objectives import MaximumLikelihood, maximum_likelihood
+from dohyo.objectives import MaximumLikelihood
 
 
 def small(seed: int = 0) -> VAE:
@@ -38,7 +38,7 @@ def without_seconds(records: list[dict[str, object]]) -> list[dict[str, object]]
 def test_records_and_learning(digits: Dataset) -> None:
     model = small()
     config = LoopConfig(epochs=6, learning_rate=1e-2, clip_decoder=20.0, clip_encoder=125.0, device="cpu")
-    records = list(fit(model, digits, maximum_likelihood(SUMO.at_cost(8)), config))
+    records = list(fit(model, digits, MaximumLikelihood(SUMO.at_cost(8)), config))
     assert [record["epoch"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert records[-1]["valid_nll"] < records[0]["valid_nll"] - 1
     assert all(0 <= record["clipped_decoder"] <= 1 for record in records)
@@ -49,7 +49,7 @@ def test_records_and_learning(digits: Dataset) -> None:
 
 @pytest.mark.parametrize("encoder", ["variance", "dreg"])
 def test_a_run_in_two_parts_equals_one(digits: Dataset, tmp_path: Path, encoder: str) -> None:
-    objective = maximum_likelihood(SUMO.at_cost(6), encoder, baseline="running" if encoder == "variance" else "zero")
+    objective = MaximumLikelihood(SUMO.at_cost(6), encoder, baseline="running" if encoder == "variance" else "zero")
     finals = []
     for name, parts in (("whole", [4]), ("parts", [1, 3, 4])):
         for epochs in parts:
@@ -68,7 +68,7 @@ def test_a_run_in_two_parts_equals_one(digits: Dataset, tmp_path: Path, encoder:
     assert torch.equal(whole["noise"][0]["depth"], parts["noise"][0]["depth"])
 
 
-@pytest.mark.parametrize("objective", [maximum_likelihood(IWAE(3)), maximum_likelihood(SUMO.at_cost(6), "variance")], ids=repr)
+@pytest.mark.parametrize("objective", [MaximumLikelihood(IWAE(3)), MaximumLikelihood(SUMO.at_cost(6), "variance")], ids=repr)
 def test_gradients_are_clipped_apart(digits: Dataset, objective: MaximumLikelihood) -> None:
     model = small()
     config = LoopConfig(epochs=1, clip_decoder=0.01, clip_encoder=0.02, device="cpu")
@@ -84,7 +84,7 @@ def test_gradients_are_clipped_apart(digits: Dataset, objective: MaximumLikeliho
 
 
 def test_metrics_are_cut_back_to_the_checkpoint(digits: Dataset, tmp_path: Path) -> None:
-    objective = maximum_likelihood(IWAE(2))
+    objective = MaximumLikelihood(IWAE(2))
     list(fit(small(), digits, objective, LoopConfig(epochs=2, device="cpu"), tmp_path))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3, "valid_nll": 0.0}\n{"epoch": 4, "val')  # a run killed before its next checkpoint
@@ -107,7 +107,7 @@ def test_schedule_and_early_stop(digits: Dataset, level: float) -> None:
             return level + 0 * self.unused * torch.ones(len(rows))
 
     config = LoopConfig(epochs=50, lr_patience=3, lr_factor=0.5, stop_patience=8, device="cpu")
-    records = list(fit(Constant(), digits, maximum_likelihood(IWAE(2)), config))
+    records = list(fit(Constant(), digits, MaximumLikelihood(IWAE(2)), config))
     assert [record["learning_rate"] / 1e-3 for record in records] == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
 
 
@@ -115,15 +115,15 @@ def test_frozen_parameters_stay(digits: Dataset) -> None:
     model = small()
     model.decoder[0].weight.requires_grad_(False)
     before = model.decoder[0].weight.clone()
-    (record,) = list(fit(model, digits, maximum_likelihood(SUMO(3)), LoopConfig(epochs=1, device="cpu")))
+    (record,) = list(fit(model, digits, MaximumLikelihood(SUMO(3)), LoopConfig(epochs=1, device="cpu")))
     assert torch.equal(model.decoder[0].weight, before)
     assert math.isfinite(record["valid_nll"])
 
 
 def test_a_changed_config_is_refused(digits: Dataset, tmp_path: Path) -> None:
-    list(fit(small(), digits, maximum_likelihood(IWAE(2)), LoopConfig(epochs=1, device="cpu"), tmp_path))
+    list(fit(small(), digits, MaximumLikelihood(IWAE(2)), LoopConfig(epochs=1, device="cpu"), tmp_path))
     with pytest.raises(ValueError, match=r"learning_rate is 0.1 now, but was 0.001"):
-        list(fit(small(), digits, maximum_likelihood(IWAE(2)), LoopConfig(epochs=2, learning_rate=0.1, device="cpu"), tmp_path))
+        list(fit(small(), digits, MaximumLikelihood(IWAE(2)), LoopConfig(epochs=2, learning_rate=0.1, device="cpu"), tmp_path))
 
 
 def test_damaged_metrics_are_named(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_divergence_stops_with_the_last_good_checkpoint(digits: Dataset, tmp_pat
     model = Breaking(data=64, hidden=8, latent=2)
     config = LoopConfig(epochs=5, checkpoint_seconds=0.0, device="cpu")
     with pytest.raises(ValueError, match="diverged in epoch 3"):
-        list(fit(model, digits, maximum_likelihood(IWAE(2)), config, tmp_path))
+        list(fit(model, digits, MaximumLikelihood(IWAE(2)), config, tmp_path))
     assert load_checkpoint(tmp_path)["numbers"]["epoch"] == 2
     assert all(bool(value.isfinite().all()) for value in load_checkpoint(tmp_path)["model"].values())
 
@@ -164,10 +164,10 @@ def test_a_module_without_an_encoder(digits: Dataset) -> None:
             return torch.distributions.Bernoulli(logits=self.logits[z], validate_args=False).log_prob(x[rows]).sum(-1)
 
     torch.manual_seed(0)
-    records = list(fit(Mixture(), digits, maximum_likelihood(IWAE(5)), LoopConfig(epochs=5, learning_rate=0.05, device="cpu")))
+    records = list(fit(Mixture(), digits, MaximumLikelihood(IWAE(5)), LoopConfig(epochs=5, learning_rate=0.05, device="cpu")))
     assert records[-1]["valid_nll"] < records[0]["valid_nll"] - 1
     with pytest.raises(ValueError, match="encoder_parameters"):
-        next(fit(Mixture(), digits, maximum_likelihood(MultilevelRR(2)), LoopConfig(device="cpu")))
+        next(fit(Mixture(), digits, MaximumLikelihood(MultilevelRR(2)), LoopConfig(device="cpu")))
 
 
 def test_a_strangers_checkpoint_cannot_run_code(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_strangers_checkpoint_cannot_run_code(tmp_path: Path) -> None:
 def test_tensorboard_and_jsonl_agree(digits: Dataset, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    list(fit(small(), digits, maximum_likelihood(IWAE(2)), LoopConfig(epochs=3, device="cpu"), tmp_path))
+    list(fit(small(), digits, MaximumLikelihood(IWAE(2)), LoopConfig(epochs=3, device="cpu"), tmp_path))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     seen = [event.value for event in events.Scalars("valid_nll")]
@@ -203,7 +203,7 @@ def test_bad_configs() -> None:
 
 
 def test_a_checkpoint_of_another_version_is_named(digits: Dataset, tmp_path: Path) -> None:
-    list(fit(small(), digits, maximum_likelihood(IWAE(2)), LoopConfig(epochs=1, device="cpu"), tmp_path))
+    list(fit(small(), digits, MaximumLikelihood(IWAE(2)), LoopConfig(epochs=1, device="cpu"), tmp_path))
     checkpoint = torch.load(tmp_path / CHECKPOINT, weights_only=True)
     checkpoint["numbers"]["best_nll"] = checkpoint["numbers"].pop("best_score")
     torch.save(checkpoint, tmp_path / CHECKPOINT)
@@ -218,7 +218,7 @@ def test_data_that_are_not_one_for_each_index(digits: Dataset) -> None:
 
     doubled = Twice(**{field.name: getattr(digits, field.name) for field in dataclasses.fields(digits)})
     with pytest.raises(ValueError, match="OnData gave 200 data for 100 indices; it must give one for each"):
-        list(fit(small(), doubled, maximum_likelihood(IWAE(2)), LoopConfig(epochs=1, batch_size=100, device="cpu")))
+        list(fit(small(), doubled, MaximumLikelihood(IWAE(2)), LoopConfig(epochs=1, batch_size=100, device="cpu")))
 
 
 def test_batches() -> None:

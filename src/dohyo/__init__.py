@@ -5,6 +5,7 @@ Log-weights in, an estimate of log p(x) out: `estimate` and `log_marginal` join 
 """
 
 from dohyo import diagnostics
+from dohyo.contract import Model, proposed
 from dohyo.errors import DohyoError
 from dohyo.estimators import (
     ELBO,
@@ -41,6 +42,7 @@ __all__ = [
     "Geometric",
     "HarmonicTail",
     "Law",
+    "Model",
     "MultilevelRR",
     "MultilevelSS",
     "PowerLaw",
@@ -53,6 +55,7 @@ __all__ = [
     "from_dict",
     "log_marginal",
     "pad",
+    "proposed",
     "reduce",
     "rows",
     "score",

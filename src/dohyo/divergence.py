@@ -77,7 +77,7 @@ def draw(model: Any, target: Any, n: int, terms: int, seed: int = 0, max_rows: i
     with apart(model, seed):
         components = model.likelihood(model.prior().sample((prior_terms,)))
         for size in _sizes(n, max(1, max_rows // terms)):
-            z, x = model.draw(size)
+            z, x = model.sample_joint(size)
             log_w = model.bind(x)(rows(torch.full((size,), terms)).to(x.device)).double().view(size, terms)
             exact = model.prior().log_prob(z) + model.likelihood(z).log_prob(x) - model.posterior(model.encode(x)).log_prob(z)
             by_encoder = log_w.logsumexp(1) - math.log(terms)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dohyo.contract import Model, bound
 from dohyo.diagnostics import khat, median_of_means
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.files import plain as to_plain
-from dohyo.marginal import Model, bound, estimate
+from dohyo.marginal import estimate
 from dohyo.packing import rows
 
 _HEAVY = 0.7  # k-hat above which importance weights are not to be trusted (Vehtari et al.)

@@ -1,22 +1,14 @@
 """The waist: plan -> rows -> log-weights -> pad -> reduce. Models never see K; estimators never see x or z."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dohyo.contract import Model, bound
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.packing import reduce_packed, rows
-
-
-class Model(Protocol):
-    """What the library asks of a model. `bind(x)`, which returns rows -> log-weights, is used in its place if offered."""
-
-    def log_weights(self, x: Tensor, rows: Tensor, /) -> Tensor:
-        """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
-        ...
 
 
 def estimate(
@@ -74,13 +66,6 @@ def log_marginal(
     """Estimates of log p(x) under a model, (batch,) float64, one for each datum x[i]; see `estimate`."""
     source = bound(model, x)
     return estimate(source, len(x), estimator, generator, shared=shared, max_rows=max_rows)
-
-
-def bound(model: Model, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """rows -> log-weights of x[rows], with x encoded once where the model can."""
-    bind = getattr(model, "bind", None)
-    source = bind(x) if bind is not None else lambda rows: model.log_weights(x, rows)
-    return lambda rows: source(rows.to(x.device))
 
 
 def reduce(log_w: Tensor, counts: Tensor, estimator: Estimator) -> Tensor:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from dohyo.errors import DohyoError
 
@@ -73,3 +73,8 @@ def _imported(module_name: str, name: str) -> ModuleType:
         ) from error
     finally:
         sys.path.remove(here)
+
+
+def check_choice(value: str, kind: Any, what: str) -> None:
+    """A DohyoError that suggests the nearest choice unless `value` is one of the `Literal` type `kind`."""
+    named(dict.fromkeys(get_args(kind)), value, what)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dohyo.contract import Model
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
-from dohyo.marginal import Model, log_marginal
+from dohyo.marginal import log_marginal
 
 
 def score(

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from dohyo.contract import proposed
+
 
 class LatentVariableModel(nn.Module, ABC):
     r"""p(x, z) = p(z) p(x | z) with a proposal q(z; x), each a `torch.distributions.Distribution`.
@@ -60,7 +62,7 @@ class LatentVariableModel(nn.Module, ABC):
             z = proposal.rsample()
             if detach_posterior:
                 proposal = self.frozen_posterior(own)
-            return self.prior().log_prob(z) + self.likelihood(z).log_prob(x[rows]) - proposal.log_prob(z)
+            return self.log_joint(x[rows], proposed(z)) - proposed(proposal.log_prob(z))
 
         return log_weights
 
@@ -68,22 +70,26 @@ class LatentVariableModel(nn.Module, ABC):
         """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
         return self.bind(x)(rows)
 
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        """log p(x, z), one number for each row of x and z."""
+        return self.prior().log_prob(z) + self.likelihood(z).log_prob(x)
+
     def sample(self, n: int) -> Tensor:
-        """n draws of x from the model."""
+        """n samples of x from the model."""
         with torch.no_grad():
             return self.likelihood(self.prior().sample((n,))).sample()
 
     def rsample(self, n: int) -> Tensor:
-        """n draws of x by reparameterisation, with a gradient in theta."""
-        return self.draw(n)[1]
+        """n samples of x by reparameterisation, with a gradient in theta."""
+        return self.sample_joint(n)[1]
 
-    def draw(self, n: int) -> tuple[Tensor, Tensor]:
-        """n draws of z and of x given z, by reparameterisation where the distributions have it."""
+    def sample_joint(self, n: int) -> tuple[Tensor, Tensor]:
+        """n samples of z and of x given z, by reparameterisation where the distributions have it."""
         z = _rsample(self.prior(), (n,))
         return z, _rsample(self.likelihood(z), ())
 
     def sample_mean(self, n: int) -> Tensor:
-        """The means of p(x | z) for n draws of z from the prior: smoother pictures than those of `sample`."""
+        """The means of p(x | z) for n samples of z from the prior: smoother pictures than those of `sample`."""
         with torch.no_grad():
             return _mean(self.likelihood(self.prior().sample((n,))))
 

@@ -63,7 +63,7 @@ class LatentPolicy(LatentVariableModel):
     def bind(self, x: Tensor, detach_posterior: bool = False, detach_x: bool = False) -> Callable[[Tensor], Tensor]:
         return super().bind(x.to(output_bias(self.decoder).dtype), detach_posterior, detach_x)
 
-    def draw(self, n: int) -> tuple[Tensor, Tensor]:
+    def sample_joint(self, n: int) -> tuple[Tensor, Tensor]:
         """z and the bits given z. Lost parameters give a record with NaN, where torch's Bernoulli would raise at once."""
         z = self.prior().sample((n,))
         odds = self.decoder(z)
@@ -71,7 +71,7 @@ class LatentPolicy(LatentVariableModel):
 
     @torch.no_grad()
     def sample(self, n: int) -> Tensor:
-        return self.draw(n)[1]
+        return self.sample_joint(n)[1]
 
     def encode(self, x: Tensor) -> Tensor:
         return torch.as_tensor(self.encoder(2 * x - 1))

@@ -1,18 +1,19 @@
-"""What to train on: losses for theta (the model) and for phi (the proposal)."""
+"""What to train on: one loss, whose gradient is theta's in theta (the model) and phi's in phi (the proposal)."""
 
-from dohyo.objectives.losses import DRAWN_ENCODERS, ENCODERS, Losses
-from dohyo.objectives.maximum_likelihood import MaximumLikelihood, maximum_likelihood
-from dohyo.objectives.reinforce import Reinforce, reinforce
-from dohyo.objectives.reverse_kl import ReverseKL, reverse_kl
+from dohyo.objectives.maximum_likelihood import MaximumLikelihood
+from dohyo.objectives.reinforce import Reinforce
+from dohyo.objectives.reverse_kl import PATHS, Paths, ReverseKL
+from dohyo.objectives.weighing import ENCODERS, Encoder, KDraw, Outcome, SamplingEncoder
 
 __all__ = [
-    "DRAWN_ENCODERS",
     "ENCODERS",
-    "Losses",
+    "PATHS",
+    "Encoder",
+    "KDraw",
     "MaximumLikelihood",
+    "Outcome",
+    "Paths",
     "Reinforce",
     "ReverseKL",
-    "maximum_likelihood",
-    "reinforce",
-    "reverse_kl",
+    "SamplingEncoder",
 ]

@@ -10,87 +10,23 @@ score, and the two products are averaged. b is the mean of the others in the bat
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from dohyo.contract import offers, require
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
-from dohyo.names import named
-from dohyo.objectives.losses import DRAWN_ENCODERS, Losses, Term, check_choices, sleep_loss, source_of, weigh
+from dohyo.names import check_choice
+from dohyo.objectives.weighing import KDraw, Outcome, SamplingEncoder, check_encoder, sleep_loss, weigh
 
 
 @dataclass(frozen=True)
 class Reinforce:
-    """See `reinforce`."""
+    """REINFORCE: theta climbs E[R(x) / scale] + entropy * H(p).
 
-    estimator: Estimator | None
-    reward: Callable[[Tensor], Tensor]
-    entropy: Callable[[], float]
-    scale: Callable[[], float]
-    encoder: str
-    shared: bool
-    leave_one_out: bool
-    running_baseline: bool = False
-
-    def __call__(self, policy: Any, index: Tensor, generator: torch.Generator | None = None, baseline: float = 0.0) -> Losses:
-        """The losses of as many samples of the policy as `index` is long."""
-        if hasattr(policy, "log_prob"):
-            return self._exact(policy, policy.sample(len(index)))
-        if self.estimator is None:
-            raise DohyoError(
-                f"{type(policy).__name__} has no log_prob; give an estimator of log p(x), such as dohyo.SUMO.at_cost(15)"
-            )
-        with torch.no_grad():
-            z, x = policy.draw(len(index))
-        rewards, entropy = self.reward(x), self.entropy()
-        earned = rewards.double() / self.scale()
-        encoder = "same" if self.encoder == "sleep" else self.encoder
-        source = source_of(policy, x, encoder)
-        count = 2 if entropy > 0 else 1
-        both = [weigh(source, x, self.estimator, encoder, generator, self.shared) for _ in range(count)]
-        theta = phi = torch.zeros((), device=x.device)
-        for one, other in zip(both, reversed(both), strict=True):
-            gain = self._centred(earned - entropy * other.log_px if entropy > 0 else earned)
-            theta = theta - one.dot(gain[one.rows] * one.value) / (count * len(x))
-            phi = phi + one.dot(one.phi) / (count * len(x))
-        if self.encoder == "sleep":
-            phi = sleep_loss(policy, z, x)
-        for_theta = Term(theta)
-        for_phi = for_theta if self.encoder == "same" else Term(phi)
-        log_px = torch.stack([one.log_px for one in both]).mean(0)
-        return Losses(for_theta, for_phi, log_px, {"reward": rewards, "entropy": -log_px})
-
-    def _exact(self, policy: Any, x: Tensor) -> Losses:
-        log_px = policy.log_prob(x)
-        rewards, entropy = self.reward(x), self.entropy()
-        gain = self._centred(rewards.double() / self.scale() - entropy * log_px.detach().double())
-        theta = Term(-(gain.to(log_px.dtype) * log_px).mean())
-        return Losses(theta, theta, log_px.detach(), {"reward": rewards, "entropy": -log_px.detach()})
-
-    def _centred(self, gain: Tensor) -> Tensor:
-        """Less the mean of the other samples, which does not depend on this one."""
-        n = len(gain)
-        return gain - (gain.sum() - gain) / (n - 1) if self.leave_one_out and n > 1 else gain
-
-    def skip(self, generator: torch.Generator) -> None:
-        raise DohyoError("the batch holds fewer samples than there are processes; raise --batch-size")
-
-
-def reinforce(
-    estimator: Estimator | None,
-    reward: Callable[[Tensor], Tensor],
-    encoder: str | None = None,
-    *,
-    entropy: float | Callable[[], float] = 0.0,
-    scale: float | Callable[[], float] = 1.0,
-    baseline: str = "leave-one-out",
-    k_draw: str = "datum",
-) -> Reinforce:
-    """The objective of REINFORCE: theta climbs E[R(x) / scale] + entropy * H(p).
-
-    Args:
+    Attributes:
         estimator: Of log p(x), for a policy with log-weights; None for one that has `log_prob`.
         reward: x (n, d) -> (n,); see `dohyo.lab.rewards`. It needs no gradient.
         encoder: "sleep" (the default for unbiased estimators), "dreg", "iwae" or "variance"; "same" (the default for
@@ -103,19 +39,90 @@ def reinforce(
     Example:
         >>> import dohyo
         >>> policy = dohyo.models.LatentPolicy(variables=10)
-        >>> objective = reinforce(dohyo.MultilevelRR.at_cost(15), lambda x: x.sum(-1), entropy=0.1)
-        >>> objective(policy, torch.arange(8)).numbers["reward"].shape
+        >>> objective = Reinforce(dohyo.MultilevelRR.at_cost(15), lambda x: x.sum(-1), entropy=0.1)
+        >>> out = objective(policy, torch.arange(8))
+        >>> out.loss.backward()
+        >>> out.numbers["reward"].shape
         torch.Size([8])
     """
-    named({"leave-one-out": 0, "none": 0}, baseline, "baseline")
-    if estimator is not None:
-        encoder = encoder or ("sleep" if estimator.target_terms == math.inf else "same")
-        check_choices(estimator, encoder, k_draw, DRAWN_ENCODERS)
-    if not callable(scale) and not 0 < scale < math.inf:
-        raise DohyoError(f"scale is {scale}; it must be positive and finite")
-    if not callable(entropy) and not 0 <= entropy < math.inf:
-        raise DohyoError(f"entropy is {entropy}; it must be finite and not negative")
-    weight = entropy if callable(entropy) else lambda: entropy
-    divisor = scale if callable(scale) else lambda: scale
-    shared = k_draw == "batch"
-    return Reinforce(estimator, reward, weight, divisor, encoder or "same", shared, baseline == "leave-one-out")
+
+    estimator: Estimator | None
+    reward: Callable[[Tensor], Tensor]
+    encoder: SamplingEncoder | None = None
+    entropy: float | Callable[[], float] = 0.0
+    scale: float | Callable[[], float] = 1.0
+    baseline: Literal["leave-one-out", "none"] = "leave-one-out"
+    k_draw: KDraw = "datum"
+
+    running_baseline: ClassVar[bool] = False  # one that the training loop would have to keep
+
+    def __post_init__(self) -> None:
+        check_choice(self.baseline, Literal["leave-one-out", "none"], "baseline")
+        unbiased = self.estimator is not None and self.estimator.target_terms == math.inf
+        if self.encoder is None:
+            object.__setattr__(self, "encoder", "sleep" if unbiased else "same")
+        if self.estimator is not None:
+            check_encoder(self.estimator, str(self.encoder), SamplingEncoder)
+        check_choice(self.k_draw, KDraw, "k_draw")
+        if not callable(self.scale) and not 0 < self.scale < math.inf:
+            raise DohyoError(f"scale is {self.scale}; it must be positive and finite")
+        if not callable(self.entropy) and not 0 <= self.entropy < math.inf:
+            raise DohyoError(f"entropy is {self.entropy}; it must be finite and not negative")
+
+    @property
+    def shared(self) -> bool:
+        """Whether a batch has one K."""
+        return self.k_draw == "batch"
+
+    def __call__(
+        self, policy: Any, index: Tensor, generator: torch.Generator | None = None, baseline: float | Tensor = 0.0
+    ) -> Outcome:
+        """The loss of as many samples of the policy as `index` is long."""
+        entropy = self.entropy() if callable(self.entropy) else self.entropy
+        if offers(policy, "log_prob"):
+            return self._exact(policy, policy.sample(len(index)), entropy)
+        if self.estimator is None:
+            raise DohyoError(
+                f"{type(policy).__name__} has no log_prob; give an estimator of log p(x), such as dohyo.SUMO.at_cost(15)"
+            )
+        require(policy, "REINFORCE", "sample_joint")
+        with torch.no_grad():
+            z, x = policy.sample_joint(len(index))
+        rewards = self.reward(x)
+        earned = self._scaled(rewards)
+        encoder, count = str(self.encoder), 2 if entropy > 0 else 1
+        both = [weigh(policy, x, self.estimator, encoder, generator, self.shared) for _ in range(count)]
+        gained, size = [], count * len(x)
+        loss = torch.zeros((), device=x.device)
+        for one, other in zip(both, reversed(both), strict=True):
+            gain = earned - entropy * other.log_px if entropy > 0 else earned
+            theta = -self._centred(gain)[one.rows] * one.value
+            loss = loss + one.loss(theta, None if encoder == "same" else one.phi) / size
+            gained.append(gain)
+        if encoder == "sleep":
+            loss = loss + sleep_loss(policy, z, x)
+        log_px = torch.stack([one.log_px for one in both]).mean(0)
+        iwae = torch.stack([one.iwae for one in both]).mean(0)
+        return self._outcome(loss, torch.stack(gained).mean(), rewards, log_px, iwae)
+
+    def _exact(self, policy: Any, x: Tensor, entropy: float) -> Outcome:
+        log_px = policy.log_prob(x)
+        rewards = self.reward(x)
+        gain = self._scaled(rewards) - entropy * log_px.detach().double()
+        loss = -(self._centred(gain).to(log_px.dtype) * log_px).mean()
+        return self._outcome(loss, gain.mean(), rewards, log_px.detach(), log_px.detach())
+
+    def _scaled(self, rewards: Tensor) -> Tensor:
+        return rewards.double() / (self.scale() if callable(self.scale) else self.scale)
+
+    def _centred(self, gain: Tensor) -> Tensor:
+        """Less the mean of the other samples, which does not depend on this one."""
+        n = len(gain)
+        return gain - (gain.sum() - gain) / (n - 1) if self.baseline == "leave-one-out" and n > 1 else gain
+
+    def _outcome(self, loss: Tensor, gain: Tensor, rewards: Tensor, log_px: Tensor, iwae: Tensor) -> Outcome:
+        loss = loss - (gain + loss).detach()  # minus what was gained is the number that it stands for
+        return Outcome(loss, log_px, iwae, log_px, {"reward": rewards, "entropy": -log_px})
+
+    def skip(self, generator: torch.Generator) -> None:
+        raise DohyoError("the batch holds fewer samples than there are processes; raise the batch size")

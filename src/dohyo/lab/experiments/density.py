@@ -18,17 +18,17 @@ from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain
 from dohyo.lab.data import Dataset, load
 from dohyo.lab.experiments.run import RESULT, OnEpoch, OnTest, Run, write_json
+from dohyo.lab.fast.stacked import Unbatchable
+from dohyo.lab.fast.together import Replica, choose_for, train_together
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.log import read_records
-from dohyo.lab.training.loop import Diverged, Member, choose_for, train_together
+from dohyo.lab.training.loop import Diverged, check
 from dohyo.lab.training.processes import gather
-from dohyo.lab.training.replicas import Unbatchable
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData, Task
 from dohyo.models import build
 from dohyo.names import named
-from dohyo.objectives import MaximumLikelihood, maximum_likelihood
-from dohyo.objectives.maximum_likelihood import check_model
+from dohyo.objectives import MaximumLikelihood
 
 
 @dataclass
@@ -96,7 +96,7 @@ class DensityConfig(LoopConfig):
 
     def objective(self) -> MaximumLikelihood:
         estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, self.max_terms)
-        return maximum_likelihood(estimator, self.encoder, k_draw=self.k_draw, baseline=self.baseline, clip_datum=self.clip_datum)
+        return MaximumLikelihood(estimator, self.encoder, self.k_draw, self.baseline, self.clip_datum)  # type: ignore[arg-type]
 
     def dataset(self) -> Dataset:
         return load(self.data, self.data_dir, self.data_kind, self.seed if self.data_seed is None else self.data_seed)
@@ -132,7 +132,7 @@ class DensityRun(Run[DensityConfig]):
 
     def make_parts(self) -> tuple[nn.Module, Task[Any], MaximumLikelihood]:
         model, objective = self.config.build_model(self.data), self.config.objective()
-        check_model(model, objective)
+        check(model, objective, self.data.train_batch(torch.arange(min(2, len(self.data.train)))))
         return model, self.task, objective
 
     @cached_property
@@ -200,7 +200,7 @@ class DensityRun(Run[DensityConfig]):
         members, pending = [], []
         for number, replica in enumerate(self.replicas):
             model, task, objective = replica.parts
-            members.append(Member(model, task, replica.config, replica.folder))
+            members.append(Replica(model, task, replica.config, replica.folder))
             if not replica.finished:
                 pending.append(number)
         if len(pending) < 2:

@@ -26,7 +26,7 @@ from dohyo.lab.training.state import State, load_checkpoint
 from dohyo.lab.training.tasks import OnDraws, Record, Task
 from dohyo.models import POLICIES, LatentPolicy
 from dohyo.names import named
-from dohyo.objectives import Reinforce, reinforce
+from dohyo.objectives import Reinforce
 
 SCALE_SAMPLES = 1000  # uniform x, for the scale of the rewards
 LAST_SAMPLES = 1000  # of the trained policy, for its mean reward
@@ -133,9 +133,7 @@ class QPBOConfig(DrawsConfig):
         latent = self.policy == LatentPolicy.name
         estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost) if latent else None
         encoder = self.encoder if latent else None
-        return reinforce(
-            estimator, function, encoder, entropy=entropy, scale=scale, baseline=self.baseline, k_draw=self.k_draw
-        )  # fmt: skip
+        return Reinforce(estimator, function, encoder, entropy, scale, self.baseline, self.k_draw)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -22,12 +22,12 @@ from dohyo.lab.targets import Target, check, target
 from dohyo.lab.training import DrawsConfig
 from dohyo.lab.training.config import Progress
 from dohyo.lab.training.log import read_records
+from dohyo.lab.training.loop import check as check_objective
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import OnDraws, Record, Task
 from dohyo.models import GaussianLVM
 from dohyo.names import named
-from dohyo.objectives import ReverseKL, reverse_kl
-from dohyo.objectives.reverse_kl import check_drawn
+from dohyo.objectives import ReverseKL
 
 RAW_DRAWS = 100_000
 _KEPT = "a checkpoint of an earlier check, if there is one, is kept"
@@ -93,7 +93,7 @@ class ReverseKLConfig(DrawsConfig):
 
     def objective(self, log_target: Any) -> ReverseKL:
         estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost)
-        return reverse_kl(estimator, log_target, self.encoder, k_draw=self.k_draw, paths=self.paths, baseline=self.baseline)
+        return ReverseKL(estimator, log_target, self.encoder, self.k_draw, self.paths, self.baseline)  # type: ignore[arg-type]
 
 
 class TowardsTarget(OnDraws):
@@ -152,11 +152,11 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         config = self.config
         torch.manual_seed(config.seed)
         model = GaussianLVM(self.target.dimension, config.hidden, config.latent)
-        check_drawn(model)
         with apart(model, config.seed):
             first = model.sample(64)
         check(self.target, first)
         objective = config.objective(self.target)
+        check_objective(model, objective, torch.arange(2))
         return model, TowardsTarget(self.target, objective), objective
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dohyo.contract import bound
 from dohyo.errors import DohyoError
 from dohyo.evaluation import apart
 from dohyo.lab.experiments.density import DensityRun
@@ -17,7 +18,6 @@ from dohyo.lab.studies.runs import trained
 from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
 from dohyo.lab.studies.toy import Toy, toy_data
 from dohyo.lab.training.processes import launch
-from dohyo.marginal import bound
 from dohyo.packing import rows
 
 _CHUNK = 1000  # sequences of log-weights at a time, for the cross terms

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dohyo.bounds import leave_one_out_differences, prefix_log_mean, settle, tree_means
-from dohyo.marginal import bound
+from dohyo.contract import bound
 from dohyo.packing import rows
 
 SERIES = {"sumo": "SUMO", "leave-one-out": "leave-one-out", "multilevel": "multilevel"}

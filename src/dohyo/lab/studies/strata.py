@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dohyo.contract import bound
 from dohyo.estimators.roulette import PrefixRoulette
-from dohyo.marginal import bound
 from dohyo.packing import rows
 
 _MOST_DRAWS = 32  # of one stratum for each datum

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import torch
+
 from dohyo.errors import DohyoError
 from dohyo.names import named
 
@@ -111,6 +113,10 @@ class LoopConfig(StepConfig):
 
     def over(self, progress: Progress) -> bool:
         return progress.stopped or progress.epoch >= self.epochs or progress.stale >= self.stop_patience
+
+    def captured_on(self, device: torch.device) -> bool:
+        """Whether the captured step is to be tried."""
+        return self.program == "captured" or (self.program == "auto" and device.type == "cuda")
 
     def rate(self, progress: Progress) -> float:
         return self.learning_rate * self.lr_factor**progress.drops

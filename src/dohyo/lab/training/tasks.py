@@ -13,7 +13,7 @@ from dohyo.estimators import IWAE
 from dohyo.evaluation import evaluate, most_rows
 from dohyo.lab.training.config import DrawsConfig, LoopConfig, Progress, StepConfig
 from dohyo.lab.training.processes import one_thread, sum_over_processes
-from dohyo.objectives import Losses
+from dohyo.objectives import Outcome
 
 Record = dict[str, Any]
 C = TypeVar("C", bound=StepConfig, contravariant=True)
@@ -30,7 +30,7 @@ class Objective(Protocol):
     @property
     def running_baseline(self) -> bool: ...
 
-    def __call__(self, model: Any, x: Tensor, depth: Any, baseline: Any, /) -> Losses: ...
+    def __call__(self, model: Any, x: Tensor, generator: Any, baseline: Any, /) -> Outcome: ...
 
     def skip(self, generator: torch.Generator) -> None:
         """Draw a shared K and leave it, to keep in step with other processes."""

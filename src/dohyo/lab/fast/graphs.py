@@ -2,8 +2,8 @@
 
 A graph has fixed shapes. So steps are recorded for each number of data and of log-weights: the first step with new numbers runs
 as it is, which compiles and loads what must be, and if they come again that step is recorded. A graph knows addresses: whatever a
-recorded step reads must live as long as the graph does, in the team, in the programs, counts, plans and memory that are kept, or
-in the graph's own memory.
+recorded step reads must live as long as the graph does, in the program, in the compiled functions, counts, plans and
+memory that are kept, or in the graph's own memory.
 """
 
 import contextlib
@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dohyo.lab.training.captured import WIDEST, bucket_of
-from dohyo.lab.training.step import Team
+from dohyo.lab.fast.captured import WIDEST, bucket_of
 from dohyo.packing import Plan
 
 _LINE = 256  # bytes to which tensors are aligned
@@ -40,11 +39,14 @@ class Graphs:
     """
 
     def __init__(
-        self, draw: Callable[[Tensor, Plan], list[Tensor]], step: Callable[[Sequence[Tensor], Plan], None], team: Team
+        self,
+        draw: Callable[[Tensor, Plan], list[Tensor]],
+        step: Callable[[Sequence[Tensor], Plan], None],
+        generators: Sequence[torch.Generator],
+        device: torch.device,
     ) -> None:
-        self.draw, self.step = draw, step
-        self.noises = [state.noise for state in team.states if state.noise is not None]
-        self.stream, self.ahead = torch.cuda.Stream(team.device, priority=-1), torch.cuda.Stream(team.device)
+        self.draw, self.step, self.generators = draw, step, generators
+        self.stream, self.ahead = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
         self.pool, self.pool_ahead = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
         self.seen: dict[tuple[int, int], tuple[Plan, list[Tensor]]] = {}
         self.recorded: dict[tuple[int, int], _Recorded] = {}
@@ -89,7 +91,7 @@ class Graphs:
 
         with torch.cuda.stream(self.ahead):
             self.ahead.wait_stream(self.stream)
-            first = _graph(draws, self.pool_ahead, self.noises)
+            first = _graph(draws, self.pool_ahead, self.generators)
         second = _graph(lambda: self.step(_views(read, like), plan), self.pool, [])
         return _Recorded(own, first, drawn, read, second)
 
@@ -104,11 +106,11 @@ def _views(memory: Tensor, like: list[Tensor]) -> list[Tensor]:
     return [room[: one.nbytes].view(one.dtype).view(one.shape) for room, one in zip(rooms, like, strict=True)]
 
 
-def _graph(work: Callable[[], None], pool: Any, noises: list[torch.Generator]) -> torch.cuda.CUDAGraph:
+def _graph(work: Callable[[], None], pool: Any, generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:
     """What work does on the current stream."""
     graph = torch.cuda.CUDAGraph()
-    for noise in noises:
-        graph.register_generator_state(noise)
+    for generator in generators:
+        graph.register_generator_state(generator)
     graph.capture_begin(pool=pool)
     try:
         work()

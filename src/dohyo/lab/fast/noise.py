@@ -1,4 +1,4 @@
-"""Noise of one's own: a run's random numbers from its own generator, drawn as the code asks or beforehand."""
+"""Where random numbers come from: a generator of the run itself, as the code asks or beforehand."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _TAKE_GENERATOR = {
 }  # fmt: skip
 
 
-class DrawnBy(TorchFunctionMode):
+class FromGenerator(TorchFunctionMode):
     """Random numbers come from a generator instead of torch's global one of the same device; a generator that is given stays."""
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -54,7 +54,7 @@ class Asked(TorchFunctionMode):
 
 
 class Given(TorchFunctionMode):
-    """Hands out noise that was drawn beforehand, in the order in which it is asked for."""
+    """Hands out noise that was made beforehand, in the order in which it is asked for."""
 
     def __init__(self, noise: Sequence[Tensor]) -> None:
         super().__init__()
@@ -68,5 +68,5 @@ class Given(TorchFunctionMode):
 
 
 def _is_standard_normal(func: Any, args: Any, kwargs: Any) -> bool:
-    """As `torch.distributions` draw it, and as most people write it by hand. vmap refuses other randomness."""
+    """As `torch.distributions` asks for it, and as most people write it by hand. vmap refuses other randomness."""
     return (func is torch.Tensor.normal_ or func is torch.randn_like) and len(args) == 1 and not kwargs

@@ -1,7 +1,6 @@
 """The products of a compiled network, as a GPU likes them.
 
-The gradients of weight matrices have long sums, which are done in parts, and are delivered in the order of the weights. What two
-backward passes have in common is done once.
+The gradients of weight matrices have long sums, which are done in parts, and are delivered in the order of the weights.
 """
 
 from collections.abc import Sequence
@@ -11,15 +10,12 @@ import torch
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from dohyo.lab.training import shared_products
-from dohyo.lab.training.shared_products import share_products
-
 _aten = torch.ops.aten
 _TILE, _BLOCKS, _SHORTEST = 64, 640, 256
 
 
 class Products(CustomGraphPass):
-    """A pass for Inductor, its option "post_grad_custom_post_pass": `share_products`, then A'B of (rows, ...), or of batches.
+    """A pass for Inductor, its option "post_grad_custom_post_pass": A'B of (rows, ...), or of batches.
 
     The library's product gives each block of the result to one unit of the GPU, which sums over all rows by itself. A small
     result has few blocks, so most units would wait: the rows are split, and the parts' sums added. Where the number of rows
@@ -28,7 +24,6 @@ class Products(CustomGraphPass):
     """
 
     def __call__(self, graph: fx.Graph) -> None:
-        share_products(graph)
         for target in (_aten.mm.default, _aten.bmm.default):
             for product in graph.find_nodes(op="call_function", target=target):
                 old, new, (left, right), users = product, product, product.args, list(product.users)
@@ -44,7 +39,7 @@ class Products(CustomGraphPass):
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        return get_hash_for_files((__file__, shared_products.__file__))
+        return get_hash_for_files((__file__,))
 
 
 def _parts(left: torch.Size, right: torch.Size) -> int:

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim.adam import adam
 
-from dohyo.lab.training.flat import flattened
-from dohyo.lab.training.step import Finish, Kept, Team
+from dohyo.lab.fast.finish import Finish, Totals
+from dohyo.lab.fast.flat import flattened
 from dohyo.packing import even, moved, through_tables
 
 _OPTIONS = {"combo_kernels": True}  # what does not depend on each other is one launch on a GPU
@@ -31,7 +31,7 @@ def _show_randn_like() -> None:
 
 def network(function: Callable[..., Any]) -> Callable[..., Any]:
     """A network compiled, gradients and all."""
-    from dohyo.lab.training.products import (
+    from dohyo.lab.fast.products import (
         Products,  # brings the compiler with it, a second that only those who compile should wait
     )
 
@@ -85,48 +85,50 @@ class CompiledTables:
 
 
 class CompiledFinish(Finish):
-    """`Finish` as one compiled function, with torch's own Adam on the parameters of all runs at once.
+    """`Finish` as one compiled function, with torch's own Adam on the parameters of all replicas at once.
 
     The runs' optimisers keep what they have learnt, as views of the tables that are changed here.
     """
 
-    def __init__(self, team: Team, *rest: Any) -> None:
-        super().__init__(*rest)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         keys = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.config.optimiser == "amsgrad" else [])]
-        self.learnt = [[s.optimiser.state[p] for p in own] for s, own in zip(team.states, team.each, strict=True)]
-        for own, row in zip(team.each, self.learnt, strict=True):
+        device = self.models.flat.device
+        self.learnt = [[s.optimiser.state[p] for p in own] for s, own in zip(self.states, self.each, strict=True)]
+        for own, row in zip(self.each, self.learnt, strict=True):
             for parameter, kept in zip(own, row, strict=True):
-                kept.setdefault("step", torch.zeros((), device=team.device))
+                kept.setdefault("step", torch.zeros((), device=device))
                 for key in keys:
                     kept.setdefault(key, torch.zeros_like(parameter))
         tables = [flattened([[kept[key] for kept in row] for row in self.learnt])[0] for key in keys]
-        self.steps = torch.stack([row[0]["step"].to(team.device, torch.float32) for row in self.learnt])
-        self.rates = torch.zeros(len(self.learnt), device=team.device)
-        self.adam = [team.model.flat, *tables, self.steps, self.rates]
+        self.steps = torch.stack([row[0]["step"].to(device, torch.float32) for row in self.learnt])
+        self.rates = torch.zeros(len(self.learnt), device=device)
+        self.adam = [self.models.flat, *tables, self.steps, self.rates]
         self.programs: dict[Any, Callable[..., Any]] = {}
 
-    def begin(self, team: Team) -> None:
-        self.rates.copy_(torch.tensor([state.rate for state in team.states]))
+    def begin(self) -> None:
+        super().begin()
+        self.rates.copy_(torch.tensor([state.rate for state in self.states]))
 
-    def end(self, team: Team) -> None:
+    def end(self) -> None:
         for row, step in zip(self.learnt, self.steps, strict=True):
             for kept in row:
                 kept["step"].copy_(step)
 
-    def follow(self, team: Team, gradients: list[Tensor], numbers: Mapping[str, Tensor], level: Tensor) -> None:
-        names, kept = list(numbers), team.kept
+    def follow(self, gradients: list[Tensor], numbers: Mapping[str, Tensor], level: Tensor) -> None:
+        names, totals = list(numbers), self.totals
         sizes = [len(gradients), len(names), 1, len(names), 2, len(self.adam)]
 
         def whole(*tensors: Tensor) -> list[Tensor]:
             groups = iter(tensors)
             steps, values, (tall,), sums, state, own = ([next(groups) for _ in range(size)] for size in sizes)
-            keeping = Kept(dict(zip(names, sums, strict=True)), *state)
-            flat = self.settle(keeping, steps, len(team.theta), dict(zip(names, values, strict=True)), tall)
+            keeping = Totals(dict(zip(names, sums, strict=True)), *state)
+            flat = self.settle(keeping, steps, dict(zip(names, values, strict=True)), tall)
             self._adam(flat, *own)
             return []
 
-        sums = [kept.sums[name] for name in names]
-        arguments = [*gradients, *numbers.values(), level, *sums, kept.clipped, kept.baseline, *self.adam]
+        sums = [totals.sums[name] for name in names]
+        arguments = [*gradients, *numbers.values(), level, *sums, totals.clipped, totals.baseline, *self.adam]
         key = (next(iter(numbers.values())).shape, *(gradient.stride() for gradient in gradients))
         if key not in self.programs:
             self.programs[key] = compiled(whole, *arguments)

@@ -1,0 +1,271 @@
+r"""What a model is: what the library asks of it, what it may offer, and what is said where something is missing.
+
+A model needs one method, `log_weights(x, rows)`. Everything else is optional, and asked for by what uses it:
+
+=====================================  =========================================================================
+`bind(x, ...) -> (rows -> log_w)`      x is encoded once for any number of calls; DReG and reverse KL need it
+`proposed(z)`, `proposed(log_q)`       in `log_weights`: they tell the objectives where the proposal ends
+`encoder_parameters()`,                phi and theta, to clip them separately
+`decoder_parameters()`
+`sample_joint(n) -> (z, x)`            for reverse KL and policies, which train on samples of the model
+=====================================  =========================================================================
+
+**One loss, one backward pass.** Theta's loss and phi's are sums of the same log-weights, :math:`\sum_i c_i \log w_i` and
+:math:`\sum_i c'_i \log w_i`, and phi acts on log w_i only through z_i and log q(z_i; x). So there, and nowhere else, the gradient
+of row i is multiplied by :math:`c'_i / c_i` on its way back: theta gets its own gradient, and phi gets its own.
+"""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dohyo.errors import DohyoError
+
+Source = Callable[[Tensor], Tensor]
+
+GUIDE = "docs/guides/model.md"
+_SIGNATURES = {
+    "log_weights": "log_weights(x, rows)",
+    "bind": "bind(x, detach_posterior=False, detach_x=False)",
+    "encode": "encode(x)",
+    "posterior": "posterior(code)",
+    "encoder_parameters": "encoder_parameters()",
+    "decoder_parameters": "decoder_parameters()",
+    "sample_joint": "sample_joint(n)",
+    "sample_mean": "sample_mean(n)",
+    "reconstruct": "reconstruct(x)",
+}
+
+
+class Model(Protocol):
+    """What the library asks of a model."""
+
+    def log_weights(self, x: Tensor, rows: Tensor, /) -> Tensor:
+        """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
+        ...
+
+
+def offers(model: object, method: str) -> bool:
+    return callable(getattr(model, method, None))
+
+
+def require(model: object, what: str, *methods: str) -> None:
+    """A DohyoError that names the first method which `what` needs and the model lacks."""
+    for method in methods:
+        if not offers(model, method):
+            raise DohyoError(
+                f"{type(model).__name__} has no {_SIGNATURES[method]}, which {what} needs; add it as {GUIDE} shows, or derive "
+                "the model from dohyo.models.LatentVariableModel"
+            )
+
+
+def bound(model: Model, x: Tensor, **options: bool) -> Source:
+    """rows -> log-weights of x[rows], with x encoded once where the model can.
+
+    Args:
+        options: `detach_posterior` and `detach_x` of the model's `bind`; only those that are true are passed on.
+    """
+    options = {name: wanted for name, wanted in options.items() if wanted}
+    if offers(model, "bind"):
+        bind: Any = model.bind  # type: ignore[attr-defined]
+        if not torch.compiler.is_compiling():
+            _check_takes(bind, model, options)
+        source = bind(x, **options)
+    elif options:
+        require(model, f"a gradient with {' and '.join(options)}", "bind")
+    else:
+        require(model, "an estimate of log p(x)", "log_weights")
+        source = lambda rows: model.log_weights(x, rows)  # noqa: E731
+    return lambda rows: source(rows.to(x.device))
+
+
+def _check_takes(bind: Callable[..., Source], model: object, options: dict[str, bool]) -> None:
+    parameters = inspect.signature(bind).parameters.values() if options else ()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    for name in options:
+        if name not in {parameter.name for parameter in parameters}:
+            raise DohyoError(f"{type(model).__name__}.bind takes no {name}; give it that argument, as {GUIDE} shows")
+
+
+def split(model: object) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """theta and phi, without what is frozen; all is theta where the model does not say which is which."""
+    name = type(model).__name__
+    if offers(model, "encoder_parameters") or offers(model, "decoder_parameters"):
+        require(model, "a model that has the other of the two", "encoder_parameters", "decoder_parameters")
+        theta, phi = list(model.decoder_parameters()), list(model.encoder_parameters())  # type: ignore[attr-defined]
+    elif isinstance(model, nn.Module):
+        theta, phi = list(model.parameters()), []
+    else:
+        raise DohyoError(f"{name} has no parameters to train; derive it from torch.nn.Module")
+    theta, phi = [p for p in theta if p.requires_grad], [p for p in phi if p.requires_grad]
+    if any(len({id(p) for p in own}) < len(own) for own in (theta, phi)):
+        raise DohyoError(f"{name} lists a parameter twice in decoder_parameters() or encoder_parameters(); list it once")
+    if {id(p) for p in theta} & {id(p) for p in phi}:
+        raise DohyoError(
+            f"{name} lists a parameter in both decoder_parameters() and encoder_parameters(), which follow two losses; "
+            "list it in one"
+        )
+    return theta, phi
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A tensor on its way from the proposal to the model.
+
+    Attributes:
+        inside: As the proposal made it.
+        outside: The same numbers, as the model sees them.
+        factor: (rows,) What arrives here as a gradient multiplies the gradient of each row on its way back inside.
+    """
+
+    inside: Tensor
+    outside: Tensor
+    factor: Tensor
+
+
+class _Open(threading.local):
+    """The lists that `proposed` adds to, in this thread."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[Mark]] = []
+
+
+_open = _Open()
+
+
+@contextlib.contextmanager
+def marking() -> Iterator[list[Mark]]:
+    """Collects what `proposed` marks."""
+    marks: list[Mark] = []
+    _open.lists.append(marks)
+    try:
+        yield marks
+    finally:
+        _open.lists.pop()
+
+
+def proposed(tensor: Tensor) -> Tensor:
+    """Marks what the proposal made, z or log q(z; x), with one row for each log-weight; changes no number.
+
+    Call it in `log_weights` on all through which the proposal's parameters act, and use what it returns. In training it lets
+    one backward pass give the model and its proposal their own gradients.
+
+    Example:
+        >>> import dohyo
+        >>> def log_weights(x, log_joint, z, log_q):
+        ...     return log_joint(x, dohyo.proposed(z)) - dohyo.proposed(log_q)
+    """
+    if not _open.lists:
+        return tensor
+    mark = Mark(tensor, *_proposed(tensor, 1))
+    _open.lists[-1].append(mark)
+    return mark.outside
+
+
+# An operator of torch's, not an autograd.Function: under vmap the compiler ignores the backward pass of the latter.
+@torch.library.custom_op("dohyo::proposed", mutates_args=())
+def _proposed(tensor: Tensor, leading: int) -> tuple[Tensor, Tensor]:
+    return tensor.clone(), tensor.new_zeros(tensor.shape[:leading])
+
+
+@_proposed.register_fake
+def _shapes(tensor: Tensor, leading: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(tensor), tensor.new_empty(tensor.shape[:leading])
+
+
+def _backward(_: object, gradient: Tensor | None, factor: Tensor | None) -> tuple[Tensor | None, None]:
+    if gradient is None or factor is None:
+        return gradient, None
+    return gradient * factor.reshape(*factor.shape, *(1,) * (gradient.ndim - factor.ndim)), None
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.set_materialize_grads(False)  # no factor is not a factor of zero
+
+
+_proposed.register_autograd(_backward, setup_context=_setup)
+
+
+@_proposed.register_vmap
+def _mapped(_: object, in_dims: tuple[int | None, ...], tensor: Tensor, leading: int) -> Any:
+    return _proposed(tensor.movedim(in_dims[0] or 0, 0), leading + 1), (0, 0)
+
+
+class _Steered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, shown: Tensor, ratio: Tensor, *factors: Tensor) -> Tensor:
+        ctx.save_for_backward(ratio)
+        ctx.count = len(factors)
+        return shown.to(loss.dtype).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0], None, None, *ctx.saved_tensors * ctx.count
+
+
+def steered(loss: Tensor, shown: Tensor, ratio: Tensor | None, marks: list[Mark]) -> Tensor:
+    """A loss with theta's gradient, and with phi's in phi.
+
+    Args:
+        loss: The sum of c_i log w_i.
+        shown: The number that the loss is to have.
+        ratio: (rows,) c'_i / c_i; None where phi follows the same loss.
+    """
+    factors = [] if ratio is None else [mark.factor for mark in marks if mark.factor.requires_grad]
+    return _Steered.apply(loss, shown, loss if ratio is None else ratio, *factors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def check_marks(model: object, log_w: Tensor, marks: list[Mark], rows: int, data: Tensor) -> None:
+    """A DohyoError if phi's gradient cannot be told from theta's: nothing is marked, or a parameter is on both sides."""
+    name = type(model).__name__
+    phi = split(model)[1] if isinstance(model, nn.Module) else []
+    if not marks and offers(model, "encoder_parameters") and not phi:
+        return  # it says that its proposal has no parameters
+    if not marks:
+        raise DohyoError(
+            f"{name} does not say what its proposal made, so that theta and phi cannot follow two losses in one pass: write "
+            f"dohyo.proposed(z) and dohyo.proposed(log_q) in its log_weights or bind, as {GUIDE} shows"
+        )
+    if any(len(mark.factor) != rows for mark in marks):
+        raise DohyoError(f"{name} calls dohyo.proposed on tensors without one row for each of the {rows} log-weights")
+    ends = {mark.outside.grad_fn for mark in marks}
+    inside, outside = _leaves([mark.inside for mark in marks], set()), _leaves([log_w], ends)
+    both = [leaf for key, leaf in inside.items() if key in outside and leaf is not data]
+    if both:
+        raise DohyoError(
+            f"{name} uses {_called(model, both[0])} in its proposal and in its model, which follow two losses; give each "
+            "its own, or train with encoder 'same', where both follow one (for bounds)"
+        )
+    unmarked = [parameter for parameter in phi if id(parameter) in outside]
+    if unmarked:
+        raise DohyoError(
+            f"{name} lists {_called(model, unmarked[0])} in encoder_parameters(), but it acts on log w elsewhere than through "
+            f"dohyo.proposed(...); mark all that the proposal makes, as {GUIDE} shows"
+        )
+
+
+def _called(model: object, parameter: Tensor) -> str:
+    named = model.named_parameters() if isinstance(model, nn.Module) else ()
+    return next((f"the parameter {name}" for name, own in named if own is parameter), "one tensor")
+
+
+def _leaves(tensors: list[Tensor], ends: set[Any]) -> dict[int, Tensor]:
+    """The leaves of the graph above these tensors, by id, not looking beyond `ends`."""
+    leaves = {id(tensor): tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad}
+    seen, todo = set(ends), [tensor.grad_fn for tensor in tensors]
+    while todo:
+        node: Any = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            leaves[id(leaf)] = leaf
+        todo += [above for above, _ in node.next_functions]
+    return leaves

@@ -1,0 +1,195 @@
+"""One program for the steps of several runs: stacked, compiled, recorded; and whether runs can have it."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from dohyo.errors import DohyoError
+from dohyo.lab.fast.captured import CompiledFinish, CompiledTables, network, traced
+from dohyo.lab.fast.finish import Finish
+from dohyo.lab.fast.graphs import Graphs
+from dohyo.lab.fast.noise import FromGenerator
+from dohyo.lab.fast.stacked import Stacked, Unbatchable, check_batchable
+from dohyo.lab.training.config import LoopConfig
+from dohyo.lab.training.loop import matmul_precision
+from dohyo.lab.training.processes import one_thread, quiet
+from dohyo.lab.training.state import State
+from dohyo.lab.training.tasks import Batches, Objective, OnData, Task
+from dohyo.objectives import MaximumLikelihood
+from dohyo.objectives.weighing import baselines
+from dohyo.packing import Plan, through_tables
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How runs are to be trained.
+
+    Attributes:
+        captured: Compiled, and recorded on a CUDA GPU.
+        reason: Why not captured, where that was to be tried.
+    """
+
+    captured: bool = False
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """What to call it in a record."""
+        return "captured" if self.captured else f"plain: {self.reason}" if self.reason else "plain"
+
+
+def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: LoopConfig, fabric: Fabric) -> Choice:
+    """How to train these models: an `Unbatchable` if several, or one that is to be captured, cannot run as one program."""
+    task.begin(fabric, config)
+    captured, reason = config.captured_on(fabric.device), ""
+    if captured:
+        try:
+            _check(models, task, objective, fabric, captured=True)
+        except Unbatchable as error:
+            if config.program == "captured":
+                raise Unbatchable(f"{error}; use program 'plain'") from error
+            captured, reason = False, str(error)
+    if not captured and len(models) > 1:
+        _check(models, task, objective, fabric, captured=False)
+    return Choice(captured, reason)
+
+
+def _check(models: Sequence[nn.Module], task: Task[Any], objective: Objective, fabric: Fabric, captured: bool) -> None:
+    if not isinstance(objective, MaximumLikelihood) or not isinstance(task, OnData):
+        raise Unbatchable("only maximum likelihood on data can be captured or batched")
+    if type(task).batches is not OnData.batches:
+        raise Unbatchable(f"{type(task).__name__} makes batches of its own")
+    if fabric.world_size > 1:
+        raise Unbatchable("under torchrun each process takes its part of every batch")
+    if not objective.shared and objective.estimator.depth_law.cap > 0:
+        raise Unbatchable("with a K for each datum (k_draw datum) no two steps have the same shape")
+    device, index = fabric.device, torch.zeros(2, dtype=torch.long, device=fabric.device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        x = task.batch(index)
+        with FromGenerator(torch.Generator(device).manual_seed(0)):
+            again = task.batch(index)
+        if not torch.equal(x, again):
+            raise Unbatchable("the training data draw random numbers by other ways than torch's generator of their device")
+        rows = torch.tensor([0, 0, 1, 1], device=device)
+        # Of what does not compile the compiler would tell at length, where one line says why.
+        with torch._dynamo.config.patch(recompile_limit=1000), quiet("torch._guards", logging.CRITICAL):
+            compiler, varying = traced if captured else None, objective.estimator.depth_law.cap > 0
+            check_batchable([model.to(device) for model in models], x, rows, str(objective.encoder), compiler, varying)
+
+
+class Program:
+    """Takes the steps of several runs at once; used as a context for the steps of an epoch."""
+
+    def __init__(self, states: list[State], tasks: list[Task[Any]], objective: Any, config: LoopConfig, captured: bool) -> None:
+        self.states, self.tasks, self.config, self.captured = states, tasks, config, captured
+        self.objective: MaximumLikelihood = objective  # as `choose` made sure
+        self.contexts, self.graphs = ExitStack(), None
+        generators = [state.noise for state in states if state.noise is not None]
+        varying = captured and objective.estimator.depth_law.cap > 0
+        compiler = network if captured else None
+        self.models = Stacked([state.model for state in states], generators, str(objective.encoder), compiler, varying)
+        self.device = self.models.flat.device
+        self.tables: Any = CompiledTables(varying) if captured else through_tables
+        if captured and self.device.type == "cuda":
+            self.graphs = Graphs(self._draw, self._step, generators, self.device)
+        finish = CompiledFinish if captured and config.optimiser in ("adam", "amsgrad") else Finish
+        self.finish = finish(states, self.models, objective.running_baseline, config)
+
+    def steps(self, orders: Sequence[Batches]) -> tuple[int, int]:
+        """Steps of all runs, on the batches of indices that each has for itself: how many, and how many data of a run."""
+        # Little is made before the first step: a GPU waits for it.
+        batches = Batches(torch.stack([each.order for each in orders]).to(self.device), orders[0].size)
+        with one_thread():
+            counts = self.objective.estimator.shared_plans(len(batches), self.states[0].depth)
+        if self.graphs is not None:
+            self.graphs.ready()
+        data = 0
+        for index, n in zip(batches, counts, strict=True):
+            self._take(index, n)
+            data += index.shape[1]
+            for state in self.states:
+                state.progress.step += 1
+        return len(batches), data
+
+    def _take(self, index: Tensor, n: int) -> None:
+        try:
+            if self.graphs is not None:
+                self.graphs(index, n)
+            else:
+                plan = Plan.even(index.numel(), n, index.device)
+                self._step(self._draw(index, plan), plan)
+        except (RuntimeError, AssertionError) as error:  # of the compiler, of what it made, of a recording
+            if not self.captured or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            raise DohyoError(f"the captured step failed ({reason}); train with program 'plain'") from error
+
+    def _draw(self, index: Tensor, plan: Plan) -> list[Tensor]:
+        """All random numbers of a step, in the order in which each run draws them alone: its data, and then its noise."""
+        parts = []
+        for state, task, own in zip(self.states, self.tasks, index, strict=True):
+            if state.noise is None:
+                raise DohyoError("runs that are trained together have generators of their own")
+            with FromGenerator(state.noise):
+                parts.append(task.batch(own))
+            if len(parts[-1]) != len(own):
+                raise DohyoError(
+                    f"{type(task).__name__} gave {len(parts[-1])} data for {len(own)} indices; it must give one for each"
+                )
+        x = torch.cat(parts).contiguous()  # as a recorded step reads it: other strides would be compiled anew
+        return [x, *self.models.noise(x, plan.rows)]
+
+    def _step(self, drawn: Sequence[Tensor], plan: Plan) -> None:
+        x, *noise = drawn
+        objective, replicas = self.objective, len(self.states)
+        batch = len(x) // replicas
+        log_w, factors = self.models(x, plan.rows, noise)
+        baseline = self.finish.totals.baseline.nan_to_num(0.0)[:, None].expand(-1, batch).reshape(-1)
+        given = baselines(baseline if objective.running_baseline else 0.0, x, str(objective.encoder))
+        function = partial(objective.coefficients, batch=batch, dtype=log_w.dtype)
+        *numbers, theta = (found := self.tables(function, log_w.detach(), plan.counts, *given))[:4]
+        factors = [factor for factor in factors if factor.requires_grad]
+        seeds = [theta, *(found[4].view_as(factor) for factor in factors)]
+        wanted = [*self.models.theta, *self.models.phi]
+        gradients = torch.autograd.grad([log_w, *factors], wanted, seeds, allow_unused=True, materialize_grads=True)
+        level = -numbers[1].unflatten(0, (replicas, -1)).sum(1) / batch if objective.running_baseline else self._nothing
+        self.finish(list(gradients), dict(zip(objective.RECORDED, numbers, strict=True)), level)
+
+    @property
+    def _nothing(self) -> Tensor:
+        return self.finish.totals.baseline
+
+    def __enter__(self) -> Self:
+        self.contexts.enter_context(matmul_precision(self.config, self.device))
+        if self.captured:
+            # One process may train many runs, and each is compiled anew.
+            self.contexts.enter_context(torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000))
+            # What is cheap to compute again is: else whole tables of x, one row for each log-weight, are kept for the way back.
+            self.contexts.enter_context(torch._functorch.config.patch(ban_recompute_used_far_apart=False))
+            self.contexts.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's, of its own code
+        self.models.refresh()
+        self.finish.begin()
+        if self.graphs is not None:
+            outer, own = torch.cuda.current_stream(), self.graphs.stream
+            own.wait_stream(outer)
+            self.contexts.callback(outer.wait_stream, own)
+            self.contexts.callback(own.wait_stream, self.graphs.ahead)  # also if the last step was not taken
+            self.contexts.enter_context(torch.cuda.stream(own))
+            self.graphs.ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.contexts.close()
+        self.finish.end()
+        for state in self.states[1:]:  # the K of the first is the K of all
+            state.depth.set_state(self.states[0].depth.get_state())

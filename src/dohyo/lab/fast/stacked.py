@@ -1,0 +1,201 @@
+"""Models of one architecture whose parameters are stacked, so that one batched program runs them all.
+
+Each replica keeps its own stream of noise. The noise that a model asks for is made beforehand, by each replica's generator in
+turn, and handed to the model when it asks: so a replica gets exactly the numbers that it would get alone, and what is left is
+a pure function of tensors, which can be mapped over replicas and compiled.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from dohyo.contract import bound, check_marks, marking, split
+from dohyo.errors import DohyoError
+from dohyo.lab.fast.flat import flattened
+from dohyo.lab.fast.noise import Asked, FromGenerator, Given
+
+Options = dict[str, bool]
+Weights = tuple[Tensor, list[Tensor]]
+
+
+class Unbatchable(DohyoError):  # noqa: N818
+    """Why these models cannot run as one program."""
+
+
+class _Weights(nn.Module):
+    """A model as a function: x, rows, noise -> log-weights, and the factors of its marks where they are wanted."""
+
+    def __init__(self, model: nn.Module, marked: bool, options: Options) -> None:
+        super().__init__()
+        self.model, self.marked, self.options = model, marked, options
+
+    def forward(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
+        with Given(noise):
+            return self.weights(x, rows)
+
+    def weights(self, x: Tensor, rows: Tensor) -> Weights:
+        model: Any = self.model
+        if not self.marked:
+            return bound(model, x, **self.options)(rows), []
+        with marking() as marks:
+            log_w = bound(model, x, **self.options)(rows)
+        return log_w, [mark.factor for mark in marks]
+
+
+@dataclass(eq=False)
+class Stacked:
+    """Several models as one: data and log-weights are those of the first model, then of the second, ...
+
+    The models' own parameters become views of the stacked ones: who changes the one changes the other. What else a model holds
+    is taken as it is now, but for buffers, which `refresh` reads again.
+
+    Attributes:
+        models: Alike but for the numbers in them.
+        generators: Of each one's noise.
+        encoder: What phi follows: whether the proposal is marked, and its density's parameters are constants.
+        compiler: What the network goes through, `torch.compile` with its options; None for nothing.
+        varying: Whether the number of log-weights changes from step to step.
+    """
+
+    models: Sequence[nn.Module]
+    generators: Sequence[torch.Generator]
+    encoder: str
+    compiler: Callable[[Any], Any] | None = None
+    varying: bool = False
+    _shapes: dict[Any, list[torch.Size]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        first = self.models[0]
+        theta, phi = split(first)
+        self.flat, views = flattened([[*theta, *phi] for theta, phi in map(split, self.models)])
+        leaves = [view.requires_grad_() for view in views]
+        self.theta, self.phi = leaves[: len(theta)], leaves[len(theta) :]
+        leaf_of = {id(p): leaf for p, leaf in zip([*theta, *phi], leaves, strict=True)}
+        self.parameters = {}
+        for name, parameter in first.named_parameters():
+            if parameter.requires_grad and id(parameter) not in leaf_of:
+                raise Unbatchable(f"{name} is trained, but neither among decoder_parameters() nor encoder_parameters()")
+            frozen = [model.get_parameter(name).detach() for model in self.models]
+            self.parameters[f"model.{name}"] = leaf_of[id(parameter)] if parameter.requires_grad else torch.stack(frozen)
+        self.buffers = {f"model.{name}": self._buffers(name) for name, _ in first.named_buffers()}
+        self.function = _Weights(_empty(first), self.encoder != "same", options_of(self.encoder)).train()
+        self._program = self._mapped if self.compiler is None else self.compiler(self._mapped)
+
+    def _buffers(self, name: str) -> Tensor:
+        return torch.stack([model.get_buffer(name) for model in self.models])
+
+    def refresh(self) -> None:
+        """Read the models' buffers again, into the same memory."""
+        for name, stacked in self.buffers.items():
+            stacked.copy_(self._buffers(name.removeprefix("model.")))
+
+    def __call__(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
+        """Log-weights of x, which holds as many data of each model, and their factors; every datum must have as many rows."""
+        count = len(self.models)
+        x, rows = x.unflatten(0, (count, -1)), rows[: len(rows) // count]
+        table = x.shape[1], len(rows) // x.shape[1]  # of rows, and of noise that has rows, the first of which is fixed
+        noise = [part.unflatten(1, table) if part.shape[1:2] == rows.shape else part[:, None] for part in noise]
+        rows = rows.view(table)
+        if self.compiler is not None and self.varying and table[1] > 1:
+            torch._dynamo.mark_dynamic(rows, 1)
+            for part in noise:
+                if part.shape[1:3] == table:  # by accident, perhaps: then a program of its own serves this n
+                    torch._dynamo.maybe_mark_dynamic(part, 2)
+        log_w, factors = self._program(self.parameters, x, rows, noise)
+        return log_w.flatten(), factors
+
+    def noise(self, x: Tensor, rows: Tensor) -> list[Tensor]:
+        """The noise for these arguments, of each model by its own generator."""
+        count = len(self.models)
+        x, rows = x[: len(x) // count], rows[: len(rows) // count]
+        key = len(x), len(rows)
+        if key not in self._shapes:  # asked on meta tensors: nothing is computed, so that a step that is recorded stays as it is
+            with torch.no_grad(), Asked() as asked:
+                self.function.weights(x.to("meta"), rows.to("meta"))
+            self._shapes[key] = asked.shapes
+        like = next(iter(self.parameters.values()))
+        noise = [like.new_empty((count, *shape)) for shape in self._shapes[key]]
+        for replica, generator in enumerate(self.generators):
+            for part in noise:
+                part[replica].normal_(generator=generator)
+        return noise
+
+    def _mapped(self, parameters: dict[str, Tensor], x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
+        def one(values: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, noise: list[Tensor]) -> Any:
+            given = [part.flatten(0, 1) if part.ndim > 1 else part[0] for part in noise]
+            return functional_call(self.function, (values, buffers), (x, rows.flatten(), given))
+
+        return vmap(one)(parameters, self.buffers, x, noise)  # type: ignore[no-any-return]
+
+
+def options_of(encoder: str) -> Options:
+    """What the encoder's loss asks of a model's `bind`."""
+    return {"detach_posterior": True} if encoder == "dreg" else {}
+
+
+def _empty(model: nn.Module) -> nn.Module:
+    """A copy without numbers. Parameters that were one are one again, which moving to meta undoes."""
+    made, names = copy.deepcopy(model).to("meta"), {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner, _, own = name.rpartition(".")
+        made.get_submodule(owner).register_parameter(own, made.get_parameter(names[id(parameter)]))
+    return made
+
+
+def check_batchable(
+    models: Sequence[nn.Module],
+    x: Tensor,
+    rows: Tensor,
+    encoder: str,
+    compiler: Callable[[Any], Any] | None = None,
+    varying: bool = False,
+) -> None:
+    """An `Unbatchable` that says why these models cannot be mapped over, or traced for a compiler, if they cannot.
+
+    Tried on real data: each model must give the log-weights that it gives alone, whatever its code does with noise.
+
+    Args:
+        encoder: What phi follows, which decides what is asked of a model.
+        compiler: For the trial; None where nothing is to be compiled.
+        varying: Whether one program must do for every number of log-weights.
+    """
+    name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
+    before = [value.clone() for model in copies for value in model.buffers()]
+    generators = [torch.Generator(x.device).manual_seed(seed) for seed, _ in enumerate(models)]
+    try:
+        alone = []
+        for model, generator in zip(copies, generators, strict=True):
+            with FromGenerator(generator), marking() as marks:
+                log_w = bound(model, x, **options_of(encoder))(rows)  # type: ignore[arg-type]
+            if encoder != "same":
+                check_marks(model, log_w, marks, len(rows), x)
+            alone.append(log_w.detach())
+            generator.manual_seed(len(alone) - 1)
+        if not all(bool(log_w.isfinite().all()) for log_w in alone):
+            raise Unbatchable(f"{name} gives log-weights that are not finite before it is trained")
+        if any(not torch.equal(a, b) for a, b in zip(before, (b for model in copies for b in model.buffers()), strict=True)):
+            raise Unbatchable(f"{name} changes its buffers as it runs (as BatchNorm does)")
+        for model in copies:
+            if [(n, p.shape) for n, p in model.named_parameters()] != [(n, p.shape) for n, p in copies[0].named_parameters()]:
+                raise Unbatchable("the replicas' parameters differ in name or shape")
+        if len([*copies[0].named_modules(remove_duplicate=False)]) > len([*copies[0].modules()]):
+            raise Unbatchable(f"{name} has one module in two places")  # which functional_call does not put back
+        if len({p.dtype for p in copies[0].parameters()}) > 1:
+            raise Unbatchable(f"{name} has parameters of several types")
+        stacked = Stacked(copies, generators, encoder, compiler, varying)
+        x, rows = x.repeat(len(copies), *(1,) * (x.ndim - 1)), rows.repeat(len(copies))
+        together, factors = stacked(x, rows, stacked.noise(x, rows))
+        parts = [together, *(factor for factor in factors if factor.requires_grad)]
+        torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
+    except Unbatchable:
+        raise
+    except Exception as error:
+        reason, what = next(iter(str(error).splitlines()), ""), "mapped over replicas" if compiler is None else "captured"
+        raise Unbatchable(f"{name} cannot be {what} ({type(error).__name__}: {reason})") from error
+    if not torch.allclose(together.detach(), torch.cat(alone), rtol=1e-4, atol=1e-3):
+        raise Unbatchable(f"{name} gives other log-weights when it is mapped over replicas")

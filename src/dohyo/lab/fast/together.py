@@ -1,0 +1,123 @@
+"""The loop for several runs in one program, or for one that is captured: `training.loop`, epoch by epoch, for all at once."""
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from dohyo.errors import DohyoError
+from dohyo.lab.fast.programs import Choice, Program, choose
+from dohyo.lab.training.config import LoopConfig
+from dohyo.lab.training.loop import Diverged, Training, epoch_record
+from dohyo.lab.training.processes import launch
+from dohyo.lab.training.state import identity
+from dohyo.lab.training.tasks import Objective, Record, Task
+
+
+class Replica(NamedTuple):
+    """One run among those that are trained together: its model, task and config, and its folder if it has one."""
+
+    model: nn.Module
+    task: Task[Any]
+    config: LoopConfig
+    folder: Path | None = None
+
+
+def choose_for(replicas: Sequence[Replica], objective: Objective, fabric: Fabric) -> Choice:
+    """How `train_together` will train these, or its DohyoError."""
+    _check_alike([replica.config for replica in replicas])
+    for replica in replicas[1:]:
+        replica.task.begin(fabric, replica.config)
+    return choose([replica.model for replica in replicas], replicas[0].task, objective, replicas[0].config, fabric)
+
+
+def train_together(
+    replicas: Sequence[Replica], objective: Objective, fabric: Fabric | None = None, choice: Choice | None = None
+) -> Iterator[tuple[int, Record]]:
+    """`train` for several runs in one program; yields a replica's place and its record after each of its epochs.
+
+    The configs differ in nothing but the seed and the epochs. Each run is the one that it would be alone with the same
+    `k_seed`, to rounding, and its folder and checkpoint are those of a run alone. Runs that are behind, because a kill came
+    between two checkpoints, catch up first. One that diverges is left where it was, and raised when the others are done: a
+    `Diverged`. An `Unbatchable` says why these models cannot be trained together.
+    """
+    fabric = fabric or launch(replicas[0].config.device)
+    choice = choice or choose_for(replicas, objective, fabric)
+    runs: list[Training] = []
+    lost: dict[int, str] = {}
+    program: Program | None = None
+    try:
+        for model, task, config, folder in replicas:  # one at a time, so that those that are open are closed if one cannot be
+            runs.append(Training(model, task, objective, config, folder, fabric, own_noise=True))
+        while going := [run for place, run in enumerate(runs) if not run.over and place not in lost]:
+            behind = min(run.state.progress.epoch for run in going)
+            team = [run for run in going if run.state.progress.epoch == behind]
+            if program is None or program.states != [run.state for run in team]:
+                program = None
+                gc.collect()  # the graphs of the last program, before others are recorded
+                states, tasks = [run.state for run in team], [run.task for run in team]
+                program = Program(states, tasks, objective, team[0].config, choice.captured)
+            yield from _epoch(program, team, runs, choice.name, lost)
+        for run in runs:
+            run.state.model.load_state_dict(run.state.best)
+        if lost:
+            raise Diverged("; ".join(lost.values()), list(lost))
+    finally:
+        for run in runs:
+            run.close()
+
+
+def _epoch(
+    program: Program, team: list[Training], runs: list[Training], name: str, lost: dict[int, str]
+) -> list[tuple[int, Record]]:
+    """One epoch of a team: its records by their places; the places of those that diverged are added to `lost`."""
+    started = time.monotonic()
+    for run in team:
+        run.task.prepare(run.state, run.config)
+    records = train_epoch(program, team)
+    trained, checked = time.monotonic(), {}
+    for run, record in zip(team, records, strict=True):
+        try:
+            checked[runs.index(run)] = run.check({**record, "program": name})
+        except Diverged as error:
+            lost[runs.index(run)] = str(error)
+    seconds = time.monotonic() - started  # time passes for all of them alike
+    done = {place: runs[place].count_epoch(record, trained - started, seconds) for place, record in checked.items()}
+    if any(runs[place].due() for place in done):
+        for place in done:
+            runs[place].save()
+    return list(done.items())
+
+
+def train_epoch(program: Program, team: list[Training]) -> list[Record]:
+    """The steps of one epoch, and the means of what each run recorded."""
+    for run in team:
+        run.state.model.train()
+        run.state.set_rate(run.config.rate(run.state.progress))
+    orders: Any = [run.task.batches(run.config, run.state.progress, run.state.order) for run in team]
+    with program:
+        steps, data = program.steps(orders)
+    totals = program.finish.totals
+    shares = (totals.clipped / steps).tolist()
+    means = (torch.stack(list(totals.sums.values()), 1) / data).tolist()
+    records = []
+    for run, mean, share, baseline in zip(team, means, shares, totals.baseline.tolist(), strict=True):
+        run.state.progress.baseline = baseline if program.objective.running_baseline else None
+        records.append(epoch_record(dict(zip(totals.sums, mean, strict=True)), run.state, share))
+    return records
+
+
+def _check_alike(configs: Sequence[LoopConfig]) -> None:
+    """A DohyoError if configs differ in what one program cannot have twice."""
+    first = identity(configs[0])
+    for config in configs[1:]:
+        for key, value in identity(config).items():
+            if key != "seed" and value != first[key]:
+                raise DohyoError(f"{key} is {value} and {first[key]}; runs that are trained together differ in seed alone")
+        if config.k_seed is None:
+            raise DohyoError("runs that are trained together have one k_seed; set it, to the seed of the first, say")

@@ -1,0 +1,192 @@
+r"""What every objective returns, and the coefficients that it is made of.
+
+An estimate Y of log p(x) moves with the parameters through its log-weights:
+:math:`\nabla Y = \sum_i (\partial Y / \partial \log w_i)\, \nabla \log w_i`. So the estimator's arithmetic is differentiated
+on its own, on a vector of scalars, and the network's backward pass runs on :math:`\sum_i c_i \log w_i` with constant c.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dohyo.contract import Mark, bound, check_marks, marking, require, steered
+from dohyo.errors import DohyoError
+from dohyo.estimators import Estimator
+from dohyo.marginal import one_for_each
+from dohyo.names import check_choice
+from dohyo.packing import Plan, through_tables
+
+Encoder = Literal["same", "variance", "iwae", "dreg"]
+SamplingEncoder = Literal["same", "variance", "iwae", "dreg", "sleep"]
+KDraw = Literal["batch", "datum"]
+ENCODERS: dict[str, str] = {
+    "same": "follows the estimator itself; only where that is not unbiased for log p(x)",
+    "variance": "minimises the estimator's second moment about a baseline (the paper's SUMO^2)",
+    "iwae": "climbs IWAE_n on the same weights",
+    "dreg": "climbs IWAE_n on the same weights by the doubly reparameterised gradient",
+    "sleep": "learns q(z; x) from the z that each sample x came from, as the sleep phase of wake-sleep",
+}
+_LEAST = 1e-20  # stands for a coefficient of zero, by which one cannot divide: lost in any sum of coefficients
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step's loss, and what to log.
+
+    Attributes:
+        loss: A scalar. `loss.backward()` puts the model's gradient into theta and the proposal's into phi; its value is that
+            of theta's loss.
+        log_px: (batch,) the estimates of log p(x).
+        iwae: (batch,) IWAE_n of the same weights, a steadier number to watch; `log_px` again where there are no weights.
+        level: (batch,) a running baseline, if there is one, is the mean of these over earlier steps.
+        numbers: What the training loop records, each (batch,).
+    """
+
+    loss: Tensor
+    log_px: Tensor
+    iwae: Tensor
+    level: Tensor
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Log-weights of a batch with the estimates they give, and the coefficients of the estimates' gradients.
+
+    Attributes:
+        log_w: (rows,) in the network's graph.
+        marks: Where the proposal ends and the model begins.
+        rows: (rows,) the datum of each.
+        value: (rows,) dY / dlog w, the estimate's own gradient, float64.
+        phi: (rows,) the same for the encoder's loss.
+        log_px, iwae: (batch,) the estimates Y, and IWAE_n.
+    """
+
+    log_w: Tensor
+    marks: list[Mark]
+    rows: Tensor
+    value: Tensor
+    phi: Tensor
+    log_px: Tensor
+    iwae: Tensor
+
+    def dot(self, coefficients: Tensor) -> Tensor:
+        """The sum of c_i log w_i."""
+        return (coefficients.to(self.log_w.dtype) * self.log_w).sum()
+
+    def loss(self, theta: Tensor, phi: Tensor | None) -> Tensor:
+        """A zero whose gradient is that of sum c_i log w_i in theta, and of sum c'_i log w_i in phi (None: the same)."""
+        zero = self.log_w.new_zeros(())
+        if phi is None:
+            return steered(self.dot(theta), zero, None, [])
+        theta, ratio = safe_ratio(theta, phi)
+        return steered(self.dot(theta), zero, ratio.to(self.log_w.dtype), self.marks)
+
+
+def draw_weights(
+    model: Any, x: Tensor, encoder: str, plan: Plan, *, detach_posterior: bool | None = None, detach_x: bool = False
+) -> tuple[Tensor, list[Mark]]:
+    """Log-weights of x as the plan wants them, with a gradient, and the marks that the model made."""
+    detach = encoder == "dreg" if detach_posterior is None else detach_posterior
+    source = bound(model, x, detach_posterior=detach, detach_x=detach_x)
+    marks: list[Mark] = []
+    if encoder == "same":
+        log_w = source(plan.rows)
+    else:
+        with marking() as marks:
+            log_w = source(plan.rows)
+    one_for_each(plan.rows, log_w)
+    if not log_w.requires_grad:
+        raise DohyoError("log_weights has no gradient: it must be made of the model's parameters, without detach or no_grad")
+    if encoder != "same":
+        check_marks(model, log_w, marks, len(plan.rows), x)
+    return log_w, marks
+
+
+def weigh(
+    model: Any,
+    x: Tensor,
+    estimator: Estimator,
+    encoder: str,
+    generator: torch.Generator | None,
+    shared: bool,
+    baseline: float | Tensor = 0.0,
+    **options: bool,
+) -> Weighed:
+    """Log-weights for the data x, the estimates of log p(x) that they give, and the coefficients of their gradients."""
+    plan = Plan.of(estimator.plan(len(x), generator, shared=shared), x.device)
+    log_w, marks = draw_weights(model, x, encoder, plan, **options)
+    function = partial(coefficients, estimator=estimator, encoder=encoder)
+    found = through_tables(function, log_w.detach(), plan.counts, *baselines(baseline, x, encoder))
+    return Weighed(log_w, marks, plan.rows, *found)
+
+
+def coefficients(
+    log_w: Tensor, counts: Tensor, baseline: Tensor | None = None, *, estimator: Estimator, encoder: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The estimates and the coefficients of their gradients, from a table of log-weights: never waits for the host.
+
+    Args:
+        log_w: (batch, width); row i holds counts[i] log-weights, then anything.
+        baseline: (batch,), for encoder "variance"; zero if None.
+
+    Returns:
+        value: (batch, width) dY / dlog w, the estimate's own gradient.
+        phi: (batch, width) the gradient of the encoder's loss; `value` again for "same", zero for "sleep".
+        log_px: (batch,) the estimates Y.
+        iwae: (batch,) IWAE_n of the same weights.
+    """
+    leaf = log_w.detach().double().requires_grad_()
+    with torch.enable_grad():
+        log_px = estimator.reduce(leaf, counts)
+        (value,) = torch.autograd.grad(log_px.sum(), leaf)
+    log_px, leaf, phi = log_px.detach(), leaf.detach(), value
+    own = torch.arange(leaf.shape[1], device=leaf.device) < counts[:, None]
+    log_sum = torch.where(own, leaf, -torch.inf).logsumexp(-1)
+    if encoder == "variance":
+        about = log_px if baseline is None else log_px - baseline
+        phi = torch.where(value == 0, 0.0, 2 * about[:, None] * value)  # an estimate of -inf has gradient zero
+    elif encoder == "sleep":
+        phi = torch.zeros_like(value)
+    elif encoder != "same":
+        empty = log_sum[:, None] == -torch.inf  # a datum of zero weights asks for nothing
+        posterior = torch.where(empty, 0.0, (leaf - log_sum[:, None]).exp())
+        phi = -posterior if encoder == "iwae" else -posterior.square()
+    return value, phi, log_px, log_sum - counts.double().log()
+
+
+def safe_ratio(theta: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
+    """theta's coefficients, and phi's divided by them: a zero is taken for a number too small to matter."""
+    theta = torch.where((theta.abs() < _LEAST) & (phi != 0), _LEAST, theta)
+    return theta, torch.where(phi == 0, 0.0, phi / theta)
+
+
+def baselines(baseline: float | Tensor, x: Tensor, encoder: str) -> list[Tensor]:
+    """The baseline of each datum, (batch,) float64, if the encoder has one that is not zero. Never a copy from the host."""
+    if encoder != "variance" or (isinstance(baseline, float) and baseline == 0):
+        return []
+    whole = baseline if isinstance(baseline, Tensor) else torch.full((), baseline, dtype=torch.float64, device=x.device)
+    return [whole.double().expand(len(x))]
+
+
+def sleep_loss(model: Any, z: Tensor, x: Tensor) -> Tensor:
+    """How badly the proposal knows the z that each x came from: -log q(z; x), whose mean is least at the posterior."""
+    require(model, "encoder 'sleep'", "encode", "posterior")
+    log_q: Tensor = model.posterior(model.encode(x.detach())).log_prob(z.detach())
+    return -log_q.mean()
+
+
+def check_encoder(estimator: Estimator, encoder: str, kind: Any) -> None:
+    """A DohyoError if there is no such encoder objective, or if it would train on noise."""
+    check_choice(encoder, kind, "encoder objective")
+    if encoder == "same" and estimator.target_terms == math.inf:
+        others = ", ".join(repr(name) for name in ENCODERS if name != "same" and (name != "sleep" or kind is SamplingEncoder))
+        raise DohyoError(
+            f"{type(estimator).__name__} is unbiased whatever the encoder is, so that following it trains the encoder on noise "
+            f"alone; use encoder {others}"
+        )
