@@ -214,6 +214,21 @@ def test_modules_and_automatic_guides_learn_in_torchs_own_loop() -> None:
     assert float(guide.scales.mean.detach()) == pytest.approx(11**-0.5, rel=0.3)
 
 
+@pytest.mark.parametrize("encoder", ["dreg", "iwae", "wake"])
+def test_a_guide_without_parameters(encoder: str) -> None:
+    def model(x: Tensor) -> None:
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(parameter("mean", 0.0), 1.0))
+            pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    def guide(x: Tensor) -> None:
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(x / 2, 0.9))
+
+    LogMarginal(dohyo.IWAE(500), encoder=encoder).loss_and_grads(model, guide, DATA)
+    assert float(gradients()["mean"]) == pytest.approx(-float(DATA.sum()) / 2, rel=0.05)
+
+
 def test_bad_input() -> None:
     with pytest.raises(dohyo.DohyoError, match="unknown encoder 'drag': did you mean 'dreg'"):
         LogMarginal(dohyo.IWAE(4), encoder="drag")

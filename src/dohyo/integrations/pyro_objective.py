@@ -211,10 +211,12 @@ class _Pass:
         """What log q adds to the loss, for the coefficients of phi's objective, (samples, data)."""
         if self.encoder != "dreg":  # wake: log q at fixed samples is to rise
             return (phi * self.log_q).sum() * (-1 if self.encoder == "wake" else 1)
+        drawn = [name for name, site in self.guide.iter_stochastic_nodes() if site["value"].requires_grad]
+        if not drawn:  # a guide without parameters
+            return phi.new_zeros(())
         # The density of q moves through z alone: its gradient in z, at constant phi, meets that of z in phi.
         fixed = traced.with_values(self.guide, lambda site: site["value"].detach().requires_grad_())
         log_q = self._density(self.replay_guide(fixed))
-        drawn = [name for name, site in self.guide.iter_stochastic_nodes() if name in fixed.nodes and site["value"].requires_grad]
         leaves = [fixed.nodes[name]["value"] for name in drawn]
         gradients = torch.autograd.grad((phi * log_q).sum(), leaves, allow_unused=True, materialize_grads=True)
         return sum(((g * self.guide.nodes[name]["value"]).sum() for g, name in zip(gradients, drawn, strict=True)), phi.new_zeros(()))
