@@ -16,8 +16,9 @@ def missing(error: ModuleNotFoundError, extra: str) -> ModuleNotFoundError:
             ...
         dohyo.MissingPackage: dohyo.integrations.pyro needs pyro, which is not installed: pip install 'dohyo[pyro]'
     """
+    library = (error.name or "").split(".")[0]
     return MissingPackage(
-        f"dohyo.integrations.{extra} needs {error.name}, which is not installed: pip install 'dohyo[{extra}]'", name=error.name
+        f"dohyo.integrations.{extra} needs {library}, which is not installed: pip install 'dohyo[{extra}]'", name=error.name
     )
 
 

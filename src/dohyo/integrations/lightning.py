@@ -19,7 +19,7 @@ from dohyo.integrations import missing
 # Two distributions hold the same classes under two names, and a Trainer of either takes a callback of the other. So take the one
 # that is loaded already, and do not make a program that uses one wait for the other.
 try:
-    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    if sys.modules.get("pytorch_lightning") and "lightning.pytorch" not in sys.modules:
         from pytorch_lightning import Callback
     else:
         from lightning.pytorch import Callback
