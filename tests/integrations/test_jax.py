@@ -11,8 +11,9 @@ import dohyo
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
-from dohyo.integrations.jax import from_jax  # noqa: E402
 from jax.scipy.stats import norm  # noqa: E402
+
+from dohyo.integrations.jax import from_jax  # noqa: E402
 
 ESTIMATOR = dohyo.MultilevelRR.at_cost(15)
 
@@ -98,7 +99,7 @@ def test_a_finite_mixture_in_numpyro(x: Tensor) -> None:
 def test_bad_input(x: Tensor) -> None:
     with pytest.raises(dohyo.DohyoError, match="the function is a int"):
         from_jax(3)  # type: ignore[arg-type]
-    for function in (lambda key, x: x.sum(), lambda key, x: x[:, None], lambda key, x: (x > 0), lambda key, x: None):
+    for function in (lambda key, x: x.sum(), lambda key, x: x[:, None], lambda key, x: x > 0, lambda key, x: None):
         with pytest.raises(dohyo.DohyoError, match="one float for each row"):
             from_jax(function).log_weights(x, torch.arange(3))
     with pytest.raises(dohyo.DohyoError, match="NaN"):

@@ -20,7 +20,6 @@ from problems import LinearGaussian
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning = pytest.importorskip("lightning")
-    import lightning.pytorch
     from dohyo.integrations.lightning import LogMarginalCallback
 
 # torch deprecates what Lightning uses; the rest are Lightning's hints on speed.

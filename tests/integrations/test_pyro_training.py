@@ -15,9 +15,10 @@ from stats import errors_off
 pyro = pytest.importorskip("pyro")
 
 import pyro.distributions as dist  # noqa: E402
-from dohyo.integrations.pyro import LogMarginal  # noqa: E402
 from pyro.infer import SVI, RenyiELBO  # noqa: E402
 from pyro.infer.autoguide import AutoNormal  # noqa: E402
+
+from dohyo.integrations.pyro import LogMarginal  # noqa: E402
 
 Function = Callable[..., Any]
 
@@ -158,7 +159,9 @@ def test_samples_one_after_the_other() -> None:
     """The same data for all samples of a step, and the same mean."""
     loss = LogMarginal(dohyo.MultilevelRR(2, max_level=3), vectorize_particles=False)
     together = LogMarginal(dohyo.MultilevelRR(2, max_level=3))
-    a, b = (torch.tensor([each.loss(gaussian, wide_posterior, DATA, 50) for _ in range(150)]).double() for each in (loss, together))
+    a, b = (
+        torch.tensor([each.loss(gaussian, wide_posterior, DATA, 50) for _ in range(150)]).double() for each in (loss, together)
+    )
     assert abs(float(a.mean() - b.mean())) < 4 * math.sqrt(float(a.var() + b.var()) / 150)
     assert float(a.std()) == pytest.approx(float(b.std()), rel=0.5)
 

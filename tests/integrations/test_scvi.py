@@ -33,7 +33,7 @@ def trained(**options: Any) -> Any:
 
 
 def by_quadrature(model: Any, latent: int, latent_library: bool) -> Tensor:
-    """log p(x) of each cell: the sum over a grid of u, and of the standardised logarithm of the library size where it is latent."""
+    """log p(x) of each cell: the sum over a grid of u, and of the standardised log library size where it is latent."""
     module, (tensors,) = model.module, model._make_data_loader(adata=model.adata, batch_size=len(model.adata))
     encoded = module.inference(**module._get_inference_input(tensors))
     pl = module.generative(**module._get_generative_input(tensors, encoded))["pl"] if latent_library else None
@@ -97,7 +97,7 @@ def test_bad_input() -> None:
     with pytest.raises(dohyo.DohyoError, match="not trained"):
         from_scvi(scvi.model.SCVI(cells))
     model = trained(n_latent=1)
-    with pytest.raises(dohyo.DohyoError, match="adata has 9 genes .*trained on 12"):
+    with pytest.raises(dohyo.DohyoError, match=r"adata has 9 genes .*trained on 12"):
         from_scvi(model, synthetic(genes=9))
     renamed = synthetic()
     renamed.var_names = [f"other{i}" for i in range(12)]

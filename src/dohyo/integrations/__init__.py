@@ -3,7 +3,7 @@
 from dohyo.errors import DohyoError
 
 
-class MissingPackage(ModuleNotFoundError, DohyoError):
+class MissingPackageError(ModuleNotFoundError, DohyoError):
     """The library of an integration is not installed."""
 
 
@@ -14,12 +14,12 @@ def missing(error: ModuleNotFoundError, extra: str) -> ModuleNotFoundError:
         >>> raise missing(ModuleNotFoundError(name="pyro"), "pyro")
         Traceback (most recent call last):
             ...
-        dohyo.MissingPackage: dohyo.integrations.pyro needs pyro, which is not installed: pip install 'dohyo[pyro]'
+        dohyo.MissingPackageError: dohyo.integrations.pyro needs pyro, which is not installed: pip install 'dohyo[pyro]'
     """
     library = (error.name or "").split(".")[0]
-    return MissingPackage(
+    return MissingPackageError(
         f"dohyo.integrations.{extra} needs {library}, which is not installed: pip install 'dohyo[{extra}]'", name=error.name
     )
 
 
-MissingPackage.__module__ = "dohyo"
+MissingPackageError.__module__ = "dohyo"

@@ -19,9 +19,9 @@ except ModuleNotFoundError as error:
 def to_inference_data(evaluation: Evaluation) -> arviz.InferenceData:
     """An `InferenceData` with one group, `log_marginal`, and in it for each datum `log_px`, `noise` and `khat`.
 
-    `noise` is the standard error of `log_px` that the estimator's noise makes, NaN with one replicate; `khat` is NaN for data that were
-    not examined. The means, the kind and the warnings are attributes of the group. It is no `log_likelihood`, which ArviZ
-    takes for that of posterior samples: log p(x) has no latents left to average over.
+    `noise` is the standard error of `log_px` that the estimator's noise makes, NaN with one replicate; `khat` is NaN for data
+    that were not examined. The means, the kind and the warnings are attributes of the group. It is no `log_likelihood`, which
+    ArviZ takes for that of posterior samples: log p(x) has no latents left to average over.
 
     Example:
         >>> import dohyo, torch

@@ -22,10 +22,10 @@ except ModuleNotFoundError as error:
 def from_jax(function: Callable[[Any, Any], Any]) -> "JaxModel":
     """A model of dohyo from a function of JAX.
 
-    `function(key, x)` gets a random key and data, one in each row of x, draws a z for each, and returns log p(x, z) - log q(z; x), one
-    number for each row. It is compiled by `jax.jit`; the number of rows is padded to a power of two, so that few shapes are
-    compiled. Keys are drawn from torch's generator: the seed of `dohyo.evaluate` decides them too. JAX computes in float32
-    unless `jax_enable_x64` is set.
+    `function(key, x)` gets a random key and data, one in each row of x, draws a z for each, and returns one number for each
+    row, log p(x, z) - log q(z; x). It is compiled by `jax.jit`; the number of rows is padded to a power of two, so that few
+    shapes are compiled. Keys are drawn from torch's generator: the seed of `dohyo.evaluate` decides them too. JAX computes in
+    float32 unless `jax_enable_x64` is set.
 
     Example:
         >>> import dohyo, torch, jax

@@ -33,8 +33,8 @@ except ModuleNotFoundError as error:
 class LogMarginalCallback(Callback):  # type: ignore[misc]
     """Logs `val_nll`, `val_nll_stderr` and `val_khat_max` at the end of each validation epoch.
 
-    The model is the `LightningModule` itself if it has `log_weights` or `bind`, else its attribute `model`. A batch is x, or a tuple
-    that begins with x. The estimates are made batch by batch while Lightning validates, so that no data are loaded
+    The model is the `LightningModule` itself if it has `log_weights` or `bind`, else its attribute `model`. A batch is x, or a
+    tuple that begins with x. The estimates are made batch by batch while Lightning validates, so that no data are loaded
     twice. Under DDP each process evaluates its share, and all log the same number; data that a sampler repeated to make the
     shares equal count once. The sanity check is left out.
 
@@ -71,7 +71,9 @@ class LogMarginalCallback(Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if not isinstance(estimator, Estimator):
-            raise DohyoError(f"the estimator is a {type(estimator).__name__}; give one of dohyo's, as dohyo.MultilevelRR.at_cost(15)")
+            raise DohyoError(
+                f"the estimator is a {type(estimator).__name__}; give one of dohyo's, as dohyo.MultilevelRR.at_cost(15)"
+            )
         if replicates < 1:
             raise DohyoError(f"replicates is {replicates}; it must be at least 1")
         self.estimator, self.replicates, self.seed = estimator, replicates, seed

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dohyo.errors import DohyoError
 from dohyo.integrations import pyro_traces as traced
 from dohyo.integrations.pyro_objective import LogMarginal as LogMarginal
-from dohyo.integrations.pyro_traces import Pointed, pyro
+from dohyo.integrations.pyro_traces import Messenger, Pointed, pyro
 
 
 def from_pyro(
@@ -38,7 +38,8 @@ def from_pyro(
     - no `args`: both are called with the data themselves, x[rows], and their plate is as long as what they are given;
     - `args` and `plate`: both are called with `args`, and x holds the indices of the plate's data, `torch.arange(len(data))`;
       the plate must index its data by what it returns, or by `pyro.subsample`, as for subsampling;
-    - `args` and no `plate`: all data are one datum, and log p is the log evidence, global latents included: x is `torch.arange(1)`.
+    - `args` and no `plate`: all data are one datum, x is `torch.arange(1)`, and log p is the log evidence, global latents
+      included.
 
     Discrete sites may be sampled by the guide, or be absent from it and enumerated in the model.
 
@@ -64,8 +65,10 @@ def from_pyro(
         True
     """
     for what, fn in (("model", model), ("guide", guide)):
-        if not callable(fn) or isinstance(fn, traced.Messenger):
-            raise DohyoError(f"the {what} is a {type(fn).__name__}; it must be a function or module with Pyro's sample statements")
+        if not callable(fn) or isinstance(fn, Messenger):
+            raise DohyoError(
+                f"the {what} is a {type(fn).__name__}; it must be a function or module with Pyro's sample statements"
+            )
     return PyroModel(model, guide, args, plate, vectorize_particles)
 
 
@@ -105,7 +108,7 @@ class PyroModel(nn.Module):
         with self._explained(), pointed, self._free_plates(shape):
             traces = traced.run(*self.functions, self.args or (given,), {}, -1 - shape.depth)
             traced.check(traces, shape.plate)
-            frame = traced.frames_of(traces)[shape.plate]
+            frame = traced.frames_of(traces)[str(shape.plate)]
             if frame.size != len(given):
                 raise DohyoError(
                     f"plate {shape.plate!r} holds {frame.size} data where {len(given)} were given; its size must follow x: "
@@ -117,14 +120,14 @@ class PyroModel(nn.Module):
         """`count` log-weights of all data together."""
         if len(x) != 1:
             raise DohyoError(
-                f"x has {len(x)} rows, and no plate is named, so that all data are one: give x = torch.arange(1), or for log p of "
-                "each datum the plate's name and x = torch.arange(number of data)"
+                f"x has {len(x)} rows, and no plate is named, so that all data are one: give x = torch.arange(1), or for log p "
+                "of each datum the plate's name and x = torch.arange(number of data)"
             )
         found = []
         for _ in range(1 if self.vectorize else count):
-            functions = [traced.in_particles(fn, count, shape.depth) if self.vectorize else fn for fn in self.functions]
+            model, guide = (traced.in_particles(fn, count, shape.depth) if self.vectorize else fn for fn in self.functions)
             with self._explained():
-                traces = traced.run(*functions, self.args, {}, -2 - shape.depth)
+                traces = traced.run(model, guide, self.args, {}, -2 - shape.depth)
                 traced.check(traces, None)
                 kept = [traced.frames_of(traces)[traced.PARTICLES]] if self.vectorize else []
                 found.append(traced.log_density(traces.model, kept) - traced.log_density(traces.guide, kept))
@@ -142,7 +145,8 @@ class PyroModel(nn.Module):
             advice = (
                 f"all that is in plate {self.plate!r} must be indexed by what the plate returns, or by pyro.subsample"
                 if self.args and self.plate
-                else "a plate's size must follow x, and operations take one more dimension on the left (or vectorize_particles=False)"
+                else "a plate's size must follow x, and operations take one more dimension on the left (or give "
+                "vectorize_particles=False)"
             )
             raise DohyoError(f"the model or guide of Pyro failed ({said}); {advice}") from error
 
@@ -162,13 +166,16 @@ class PyroModel(nn.Module):
             return _Shape(depth, plate, math.inf if frame.full_size in (None, 1) else frame.full_size, False, frame)
         if self.plate is None:
             return _Shape(depth, None, math.inf, False, None)
-        plate = traced.common_plate(traces, self.plate)
+        plate = str(traced.common_plate(traces, self.plate))
         if plate not in pointed.plates:
-            raise DohyoError(f"plate {plate!r} is made outside of the model and the guide; make it inside, so that it can be pointed")
+            raise DohyoError(
+                f"plate {plate!r} is made outside of the model and the guide; make it inside, so that it can be pointed"
+            )
         size = pointed.plates[plate][0][0]
         if x.is_floating_point() or x.ndim != 1 or not bool(((x >= 0) & (x < size)).all()):
             raise DohyoError(
-                f"x is {x.dtype} {tuple(x.shape)}; with args and a plate it holds indices of the plate's {size} data: torch.arange({size})"
+                f"x is {x.dtype} {tuple(x.shape)}; with args and a plate it holds indices of the plate's {size} data: "
+                f"torch.arange({size})"
             )
         # The last entry is the model's: an automatic guide's own size is freed below.
         fixed = pointed.plates[plate][-1 if traced.auto_guide(self.functions[1]) else 0][1]
@@ -206,6 +213,9 @@ def modules_of(fn: Any, seen: set[int] | None = None) -> list[nn.Module]:
         inner = [fn.__self__, fn.__func__]
     elif isinstance(fn, FunctionType):
         around = inspect.getclosurevars(fn)
-        inner = [part for part in (*around.nonlocals.values(), *around.globals.values()) if getattr(part, "__module__", "") != "pyro"]
-        inner = [part for part in inner if not isinstance(part, FunctionType) or part.__module__ == fn.__module__]
+        inner = [
+            part
+            for part in (*around.nonlocals.values(), *around.globals.values())
+            if not isinstance(part, FunctionType) or part.__module__ == fn.__module__
+        ]
     return [module for part in inner for module in modules_of(part, seen)]

@@ -63,6 +63,8 @@ class LogMarginal(ELBO):  # type: ignore[misc]
         True
     """
 
+    max_plate_nesting: float
+
     def __init__(
         self,
         estimator: Estimator,
@@ -74,7 +76,9 @@ class LogMarginal(ELBO):  # type: ignore[misc]
     ) -> None:
         super().__init__(max_plate_nesting=max_plate_nesting)
         if not isinstance(estimator, Estimator):
-            raise DohyoError(f"the estimator is a {type(estimator).__name__}; give one of dohyo's, as dohyo.MultilevelRR.at_cost(15)")
+            raise DohyoError(
+                f"the estimator is a {type(estimator).__name__}; give one of dohyo's, as dohyo.MultilevelRR.at_cost(15)"
+            )
         named(ENCODERS, encoder, "encoder")
         self.estimator, self.encoder, self.plate, self.vectorize_particles = estimator, encoder, plate, vectorize_particles
 
@@ -105,7 +109,8 @@ class LogMarginal(ELBO):  # type: ignore[misc]
         if torch.is_grad_enabled():
             surrogate = -(theta * torch.where(theta == 0, 0.0, log_p)).sum()
             ratio = torch.where(theta == 0, 0.0, phi / theta)
-            for each, own_ratio, own_phi in zip(passes, ratio.split(passes[0].samples), phi.split(passes[0].samples), strict=True):
+            size = passes[0].samples
+            for each, own_ratio, own_phi in zip(passes, ratio.split(size), phi.split(size), strict=True):
                 each.scale_gradients(own_ratio)
                 surrogate = surrogate + each.loss_of_guide(own_phi)
             value = value + (surrogate - surrogate.detach())
@@ -134,12 +139,12 @@ class _Scaled(torch.autograd.Function):
     """The identity, with a backward pass that multiplies by `ratio`."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, ratio: _Ratio, event_dim: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, value: Tensor, ratio: _Ratio, event_dim: int) -> Tensor:
         ctx.ratio, ctx.event_dim = ratio, event_dim
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         values = ctx.ratio.values
         return gradient * values.reshape(values.shape + (1,) * ctx.event_dim).to(gradient.dtype), None, None
 
@@ -162,6 +167,13 @@ class _Pass:
         scale: N / B.
         subsample: The data that each subsampling plate drew.
     """
+
+    samples: int
+    log_p: Tensor
+    log_q: Tensor
+    scale: float
+    subsample: dict[str, Tensor]
+    replay_guide: Callable[[Any], Any]
 
     def __init__(
         self,
@@ -198,7 +210,7 @@ class _Pass:
 
     def _scaled(self, site: Any) -> Tensor:
         value: Tensor = site["value"]
-        return _Scaled.apply(value, self.ratio, site["fn"].event_dim) if value.requires_grad else value  # type: ignore[no-any-return]
+        return _Scaled.apply(value, self.ratio, site["fn"].event_dim) if value.requires_grad else value  # type: ignore[no-untyped-call]
 
     def scale_gradients(self, ratio: Tensor) -> None:
         """Says what the gradients of z are to be multiplied by, (samples, data)."""
@@ -219,13 +231,14 @@ class _Pass:
         log_q = self._density(self.replay_guide(fixed))
         leaves = [fixed.nodes[name]["value"] for name in drawn]
         gradients = torch.autograd.grad((phi * log_q).sum(), leaves, allow_unused=True, materialize_grads=True)
-        return sum(((g * self.guide.nodes[name]["value"]).sum() for g, name in zip(gradients, drawn, strict=True)), phi.new_zeros(()))
+        values = [self.guide.nodes[name]["value"] for name in drawn]
+        return torch.stack([(g * value).sum() for g, value in zip(gradients, values, strict=True)]).sum()
 
 
 def _check_rsample(trace: Any, encoder: str) -> None:
     for site in traced.sites(trace):
         if encoder != "wake" and not site["is_observed"] and not site["fn"].has_rsample:
             raise DohyoError(
-                f"the guide draws {site['name']!r} from a {type(site['fn']).__name__} without rsample, so that encoder {encoder!r} "
-                "has no gradient; use encoder='wake', or enumerate the site in the model"
+                f"the guide draws {site['name']!r} from a {type(site['fn']).__name__} without rsample, so that encoder "
+                f"{encoder!r} has no gradient; use encoder='wake', or enumerate the site in the model"
             )

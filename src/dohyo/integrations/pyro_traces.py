@@ -17,13 +17,14 @@ from dohyo.errors import DohyoError
 from dohyo.integrations import missing
 
 try:
-    import pyro
-    from pyro import distributions, poutine
+    import pyro as pyro
+    from pyro import distributions
+    from pyro import poutine as poutine
     from pyro.infer import ELBO as ELBO
     from pyro.infer.autoguide import AutoGuide
     from pyro.ops.contract import contract_to_tensor
     from pyro.ops.rings import LogRing
-    from pyro.poutine.messenger import Messenger
+    from pyro.poutine.messenger import Messenger as Messenger
     from pyro.poutine.subsample_messenger import _Subsample
     from pyro.poutine.util import prune_subsample_sites
     from pyro.util import check_site_shape
@@ -45,7 +46,8 @@ class Pointed(Messenger):  # type: ignore[misc]
 
     def __init__(self, rows: dict[str, Tensor]) -> None:
         super().__init__()
-        self.rows, self.plates = rows, {}
+        self.rows = rows
+        self.plates: dict[str, list[tuple[int, int | None]]] = {}
 
     def _pyro_sample(self, msg: Any) -> None:
         if not isinstance(msg["fn"], _Subsample):
@@ -135,8 +137,8 @@ def check(traces: Traces, plate: str | None) -> None:
     deltas = [name for name, site in drawn.items() if isinstance(_bare(site["fn"]), distributions.Delta)]
     if bool(deltas) != bool(auxiliary):
         raise DohyoError(
-            f"the guide's {(deltas or sorted(auxiliary))[0]!r} has no density: a Delta needs an auxiliary site that it is made of "
-            "(as AutoNormal has, and AutoDelta has not), and an auxiliary site a Delta; use a guide with a density"
+            f"the guide's {(deltas or sorted(auxiliary))[0]!r} has no density: a Delta needs an auxiliary site that it is made "
+            "of (as AutoNormal has, and AutoDelta has not), and an auxiliary site a Delta; use a guide with a density"
         )
     for trace in traces:
         for site in sites(trace):
@@ -235,7 +237,7 @@ def subsampled(traces: Traces) -> str | None:
 def subsamples(trace: Any) -> dict[str, Tensor]:
     """The data that each plate drew at random."""
     plates = {name: site for name, site in trace.iter_stochastic_nodes() if isinstance(site["fn"], _Subsample)}
-    return {name: site["value"] for name, site in plates.items() if (site["fn"].subsample_size or site["fn"].size) < site["fn"].size}
+    return {name: site["value"] for name, site in plates.items() if len(site["value"]) < site["fn"].size}
 
 
 def auto_guide(guide: Any) -> Any:

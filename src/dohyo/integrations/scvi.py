@@ -2,9 +2,9 @@ r"""Trained models of scvi-tools: log p(x) of each cell with an error bar and k-
 
 .. math:: \log w = \log p(x \mid z, l) + \log p(u) + \log p(l) - \log q(u; x) - \log q(l; x), \qquad z = t(u)
 
-u is what the encoder draws, t the identity or, for `latent_distribution="ln"`, the softmax. Prior and posterior are densities of u; taken
-at z, as `get_marginal_ll` does, they are densities of nothing. The terms in l, the logarithm of the library size, are
-there where it is latent.
+u is what the encoder draws, t the identity or, for `latent_distribution="ln"`, the softmax. Prior and posterior are densities
+of u; taken at z, as `get_marginal_ll` does, they are densities of nothing. The terms in l, the logarithm of the library
+size, are there where it is latent.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ except ModuleNotFoundError as error:
 def from_scvi(model: Any, adata: Any = None) -> "ScviModel":
     """A model of dohyo from a trained `scvi.model.SCVI`, whose data x are the numbers of cells, `torch.arange(adata.n_obs)`.
 
-    The library size may be observed (the default of scvi-tools) or latent, the latent distribution "normal" or "ln". A latent library
-    size is badly known to the encoder: k-hat was far above 0.7 wherever it was tried, `Evaluation.warnings` says so, and then no
-    estimate of log p(x) is to be trusted, theirs neither.
+    The library size may be observed (the default of scvi-tools) or latent, the latent distribution "normal" or "ln". A latent
+    library size is badly known to the encoder: k-hat was far above 0.7 wherever it was tried, `Evaluation.warnings` says so,
+    and then no estimate of log p(x) is to be trusted, theirs neither.
 
     Args:
         adata: The cells, with the genes that the model was trained on; by default those that it was trained on.
@@ -46,7 +46,9 @@ def from_scvi(model: Any, adata: Any = None) -> "ScviModel":
         ('unbiased', 60)
     """
     if type(model) is not SCVI:
-        raise DohyoError(f"the model is a {type(model).__name__}; only scvi.model.SCVI is known here: write log_weights(x, rows) for others")
+        raise DohyoError(
+            f"the model is a {type(model).__name__}; only scvi.model.SCVI is known; write log_weights(x, rows) for others"
+        )
     if not model.is_trained:
         raise DohyoError("the model is not trained; call model.train() first")
     cells = model.adata if adata is None else adata
@@ -82,7 +84,7 @@ class ScviModel(nn.Module):
         """rows -> log-weights of the cells x[rows], encoding each cell once."""
         if x.is_floating_point() or x.ndim != 1 or not bool(((x >= 0) & (x < self.adata.n_obs)).all()):
             raise DohyoError(
-                f"x is {x.dtype} {tuple(x.shape)}; it holds numbers of cells, as torch.arange({self.adata.n_obs}) does for all of them"
+                f"x is {x.dtype} {tuple(x.shape)}; it holds numbers of cells, for all of them torch.arange({self.adata.n_obs})"
             )
         module = self.module
         (loaded,) = self.model._make_data_loader(adata=self.adata, indices=x.cpu().numpy(), batch_size=len(x))
@@ -105,6 +107,6 @@ class ScviModel(nn.Module):
             if ql is not None:
                 log_w = log_w + given[MODULE_KEYS.PL_KEY].log_prob(drawn[MODULE_KEYS.LIBRARY_KEY]).sum(-1)
             log_p: Tensor = given[MODULE_KEYS.PX_KEY].log_prob(own[REGISTRY_KEYS.X_KEY]).sum(-1)
-            return (log_w + log_p).to(x.device)
+            return torch.add(log_w, log_p).to(x.device)
 
         return log_weights
