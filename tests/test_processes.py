@@ -1,4 +1,4 @@
-"""Two processes under torchrun, on the CPU."""
+"""Two processes under torchrun, or forked as if they were, on the CPU."""
 
 import json
 import os
@@ -15,26 +15,23 @@ import torch
 
 from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
-from real import environment, finished, torchrun
+from real import command, environment, finished, finished_together, fresh, torchrun
 
 SMALL = ["--data", "digits", "--hidden", "16", "--latent", "4", "--test-terms", "50", "--valid-terms", "5", "--device", "cpu"]
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return finished(torchrun(*arguments), folder)
+    return finished_together([sys.executable, *arguments], folder)
 
 
 def test_two_processes(tmp_path: Path) -> None:
     """One log, one checkpoint, the same parameters and about the same estimates as one process; resumable; evaluated in parts."""
     options = [*SMALL, "--estimator", "sumo", "--cost", "15", "--epochs", "4", "--checkpoint-seconds", "0"]
-    done = run("-m", "dohyo", "train", *options, "--out", "two", folder=tmp_path)
+    done = fresh(torchrun("-m", "dohyo", "train", *options, "--out", "two"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("test NLL") == 1
     assert "distributed" not in done.stderr  # Lightning's greetings
-    alone = subprocess.run(
-        [sys.executable, "-m", "dohyo", "train", *options, "--out", "one", "--json"],
-        cwd=tmp_path, capture_output=True, text=True, check=True, env=environment(),
-    )  # fmt: skip
+    alone = finished(command("train", *options, "--out", "one", "--json"), tmp_path)
     one, two = json.loads(alone.stdout), json.loads((tmp_path / "two/result.json").read_text())
     assert two["test_nll"] == pytest.approx(one["test_nll"], abs=0.7)
     assert [record["epoch"] for record in read_records(tmp_path / "two")] == [1, 2, 3, 4]
@@ -45,10 +42,7 @@ def test_two_processes(tmp_path: Path) -> None:
     again = run("-m", "dohyo", "train", "--resume", "two", "--epochs", "5", folder=tmp_path)
     assert again.returncode == 0, again.stderr
     assert len(read_records(tmp_path / "two")) == 5
-    refused = subprocess.run(
-        [sys.executable, "-m", "dohyo", "train", "--resume", "two", "--epochs", "6"],
-        cwd=tmp_path, capture_output=True, text=True, check=False, env=environment(),
-    )  # fmt: skip
+    refused = finished(command("train", "--resume", "two", "--epochs", "6"), tmp_path)
     assert refused.returncode == 2
     assert "2 processes" in refused.stderr
 
@@ -72,7 +66,8 @@ def test_a_last_batch_with_fewer_data_than_processes(tmp_path: Path) -> None:
 PROBE = """
 import json, sys, torch
 from pathlib import Path
-from dohyo import SUMO, LoopConfig, fit
+from dohyo import SUMO
+from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import load
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
@@ -119,7 +114,8 @@ GRADIENT = """
 import json, torch
 from pathlib import Path
 from torch import nn
-from dohyo import IWAE, LoopConfig, fit
+from dohyo import IWAE
+from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import Dataset
 from dohyo.objectives import MaximumLikelihood
 from dohyo.lab.training.processes import launch

@@ -19,7 +19,7 @@ from dohyo.lab.training.config import Progress
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.models import POLICIES, LatentPolicy
-from real import command, finished, kill_until_done, same_run, torchrun
+from real import command, finished, finished_together, kill_until_done, same_run
 
 from problems import all_bits
 
@@ -363,7 +363,7 @@ def test_a_file_that_was_changed_is_no_longer_the_problem(tmp_path: Path, capsys
 def test_two_processes(tmp_path: Path) -> None:
     """Uneven parts of the batch; the best of both processes counts."""
     options = ["--variables", "20", "--entropy", "0.1", "--check-every", "5", *SMALL, "--batch-size", "21", "--restarts", "2"]
-    done = finished(torchrun("-m", "dohyo", "qpbo", *options, "--steps", "10", "--out", "two"), tmp_path)
+    done = finished_together(command("qpbo", *options, "--steps", "10", "--out", "two"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("best reward") == 1
     found = result(tmp_path / "two")

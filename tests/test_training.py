@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import dohyo
-from dohyo import IWAE, SUMO, LoopConfig, MultilevelRR, fit
+from dohyo import IWAE, SUMO, MultilevelRR
+from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import Dataset, load
 from dohyo.lab.training.config import Progress
 from dohyo.lab.training.log import read_records

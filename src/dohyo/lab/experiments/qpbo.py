@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
 from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator
 from dohyo.lab.folder import LEARNING_CURVES, read_records
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
@@ -235,7 +235,7 @@ class QPBORun(Run[QPBOConfig]):
         policy: Any
         policy, task, objective = self.parts
         best = max(gather(fabric, task.state_dict()), key=lambda one: (one["value"], -one["step"]))
-        with apart(policy, config.seed):
+        with isolated(policy, config.seed):
             rewards = problem(policy.to(fabric.device).sample(LAST_SAMPLES)).double()
         numbers = load_checkpoint(self.folder)["numbers"]
         known = problem.maximum

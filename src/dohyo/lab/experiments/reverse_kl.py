@@ -12,10 +12,10 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dohyo.divergence import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
 from dohyo.errors import DohyoError
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
 from dohyo.files import replacing
+from dohyo.kl import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
 from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator, silent
 from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
@@ -142,7 +142,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         config = self.config
         torch.manual_seed(config.seed)
         model = GaussianLVM(self.target.dimension, config.hidden, config.latent)
-        with apart(model, config.seed):
+        with isolated(model, config.seed):
             first = model.sample(64)
         check(self.target, first)
         objective = config.objective(self.target)
@@ -203,7 +203,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
     def _moments(self, model: Any, draws: Draws) -> dict[str, Any]:
         """The moments of each quantity: by importance weights, of unweighted draws, and the exact ones where they are known."""
         weighted, shape = weighted_moments(draws, self.target.quantities(draws.x))
-        with apart(model, self.config.seed + 1):
+        with isolated(model, self.config.seed + 1):
             raw = self.target.quantities(model.sample(RAW_DRAWS).double())
         exact = self.target.reference() or {}
         for name, entry in weighted.items():

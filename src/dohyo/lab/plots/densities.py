@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from dohyo.divergence import Draws
 from dohyo.errors import DohyoError
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
+from dohyo.kl import Draws
 from dohyo.lab.folder import DENSITY, LEARNING_CURVES, MARGINALS
 from dohyo.lab.plots.divergence import WAYS, plot_divergence_curves
 from dohyo.lab.plots.picture import SMALL, Array, Records, padded, write_picture
@@ -49,7 +49,7 @@ def plot_density_comparison(target: Any, models: Mapping[str, Any], path: Path, 
         raise DohyoError("a model is titled 'target'; choose another title")
     drawn, components = {}, {}
     for name, model in models.items():
-        with apart(model, seed):
+        with isolated(model, seed):
             drawn[name] = model.sample(4 * _SHOWN).detach().cpu().double()
             components[name] = model.likelihood(model.prior().sample((_TERMS,)))
     window = target.window or _window(torch.cat(list(drawn.values())))

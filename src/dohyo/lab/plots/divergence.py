@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
-from dohyo.divergence import TOLERANCE
 from dohyo.errors import DohyoError
+from dohyo.kl import TOLERANCE
 from dohyo.lab.plots.picture import SMALL, Array, Records, dots, mark_beyond, near, read_curves, span, tidy, write_picture
 
 WAYS = {"by_encoder": "by the encoder", "by_prior": "by the prior", "above": "from above"}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dohyo.contract import bound
 from dohyo.errors import DohyoError
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.convergence import plot_cross_terms, plot_rates
@@ -178,7 +178,7 @@ def _powers(largest: int) -> list[int]:
 def _squares(model: Any, x: Tensor, samples: int, max_k: int, seed: int, device: torch.device, advance: Advance) -> Cell:
     ks = _powers(max_k)
     x = x[torch.arange(samples) % len(x)].to(device)
-    with apart(model.to(device), seed), torch.enable_grad():
+    with isolated(model.to(device), seed), torch.enable_grad():
         found = second_moments(model, x, ks, advance)
     return {"k": ks} | {series: dict(zip(MOMENTS, m.tolist(), strict=True)) for series, m in found.items()}
 
@@ -186,7 +186,7 @@ def _squares(model: Any, x: Tensor, samples: int, max_k: int, seed: int, device:
 def _crosses(model: Toy, x: Tensor, samples: int, max_k: int, seed: int, device: torch.device, advance: Advance) -> Cell:
     ks = _powers(max_k)
     total: dict[str, Any] = dict.fromkeys(SERIES, 0.0)
-    with apart(model.to(device), seed):
+    with isolated(model.to(device), seed):
         for index in torch.arange(samples).split(_CHUNK):
             part = x[index % len(x)].to(device)
             log_w = bound(model, part)(rows(torch.full((len(part),), max_k + 1))).view(len(part), -1)

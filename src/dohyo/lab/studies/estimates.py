@@ -13,7 +13,7 @@ from torch import Tensor
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE, SUMO, Estimator, MultilevelRR, SymmetricSUMO, to_dict
 from dohyo.estimators.roulette import power_law_with_mean
-from dohyo.evaluation import apart, evaluate, most_rows
+from dohyo.evaluation import evaluate, isolated, most_rows
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.estimates import plot_estimates
@@ -119,11 +119,11 @@ class Estimates(Study[EstimatesConfig]):
             return _truth(model, x, options, seed, max_rows, advance)
         if name == "every-k":
             laws = {f"{law}_{m + _MORE:03d}": estimator_at(law, m) for law in LAWS for m in options["always"]}
-            with apart(model, seed):
+            with isolated(model, seed):
                 found = mean_over_every_k(model, x, laws, options["depth"], max_rows, advance)
             return {key: {"nll": -mean, "stderr": stderr} for key, (mean, stderr) in found.items()}
         estimator, means = estimator_at(options["estimator"], options["cost"] - _MORE), []
-        with apart(model, seed):
+        with isolated(model, seed):
             generator = torch.Generator().manual_seed(seed + 1_000_003)  # not the bits that make z
             for number in range(options["runs"]):
                 means.append(float(log_marginal(model, x, estimator, generator, max_rows=max_rows).mean()))

@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
 from dohyo.lab.folder import CHECKPOINT
 from dohyo.lab.training.config import LoopConfig
 from dohyo.lab.training.log import RunLog
@@ -51,7 +51,7 @@ def fit(
 
 def check(model: Any, objective: Objective, x: Tensor) -> None:
     """Try the objective once, so that a model which lacks something says so before anything is begun; nothing is disturbed."""
-    with apart(model, 0), torch.enable_grad():
+    with isolated(model, 0), torch.enable_grad():
         objective(model, x, torch.Generator().manual_seed(0), 0.0)
 
 
