@@ -69,7 +69,7 @@ def said(*line: str | Path, folder: Path) -> str:
 def fresh(folder: Path, what: str) -> Path:
     """The programs of a new environment with nothing but this in it."""
     venv.create(folder / "venv", with_pip=True)
-    said(folder / "venv/bin/python", "-m", "pip", "install", "--quiet", what, folder=folder)
+    said(folder / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-compile", what, folder=folder)
     return folder / "venv/bin"
 
 
