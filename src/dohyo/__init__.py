@@ -21,7 +21,7 @@ from dohyo.tuning import tune
 if TYPE_CHECKING:
     from dohyo import kl, lab, models, objectives
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ELBO", "IWAE", "JVI", "SUMO", "Comparison", "DohyoError", "Estimator", "Evaluation", "Finite", "FisherInformation",

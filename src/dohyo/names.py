@@ -4,9 +4,10 @@ import difflib
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from dohyo.errors import DohyoError, in_one_line
 
@@ -30,6 +31,28 @@ def named(names: Mapping[str, T], name: str, what: str) -> T:
     if name in names:
         return names[name]
     raise DohyoError(f"unknown {what} {name!r}: {nearest(name, names)}")
+
+
+def choices(hint: Any) -> tuple[str, ...]:
+    """The values that the `Literal` types within a type hint allow.
+
+    Example:
+        >>> choices(Literal["linear", "none"] | None)
+        ('linear', 'none')
+    """
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(choice for part in get_args(hint) for choice in choices(part))
+
+
+def check_choices(made: Any) -> None:
+    """`check_choice` for the strings in the fields of a dataclass, also for those in tuples."""
+    hints = get_type_hints(type(made))
+    for field in fields(made):
+        kind, value = hints[field.name], getattr(made, field.name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if choices(kind) and isinstance(each, str):
+                check_choice(each, kind, field.name)
 
 
 def users_object(name: str, what: str) -> Any:
@@ -75,4 +98,4 @@ def _imported(module_name: str, name: str) -> ModuleType:
 
 def check_choice(value: str, kind: Any, what: str) -> None:
     """A DohyoError that suggests the nearest choice unless `value` is one of the `Literal` type `kind`."""
-    named(dict.fromkeys(get_args(kind)), value, what)
+    named(dict.fromkeys(choices(kind)), value, what)

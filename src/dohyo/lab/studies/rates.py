@@ -1,4 +1,4 @@
-"""Slopes on log-log axes with intervals, and what they say of a claimed rate."""
+"""Slopes on log-log axes with intervals, and what they say about a claimed rate."""
 
 import math
 from collections.abc import Sequence
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from dohyo.lab.studies.verdicts import student_quantile
 
 CLOSE = 0.2  # a slope within this of a claimed one, interval and all, is that one
 
@@ -47,8 +49,6 @@ def cross_rate(tables: Tensor, ks: Sequence[float], start: int = 1) -> tuple[Rat
 
 def _fit(curves: Tensor, at: Tensor) -> list[Rate]:
     """Least squares for the mean curve, with a jackknife over the trials."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, because it is slow to import
-
     trials, (points, slopes) = len(curves), at.shape
     without_each = (curves.sum(0) - curves) / max(1, trials - 1)
     every = torch.cat([curves.mean(0, keepdim=True), without_each])
@@ -56,5 +56,5 @@ def _fit(curves: Tensor, at: Tensor) -> list[Rate]:
         return [Rate(math.nan, math.nan)] * slopes
     design = torch.cat([torch.ones(points, 1, dtype=torch.float64), at], 1)
     fitted = torch.linalg.lstsq(design, every.log().T).solution[1:]
-    spread = (fitted[:, 1:].var(-1, correction=0) * (trials - 1)).sqrt() * float(stdtrit(trials - 1, 0.975))
+    spread = (fitted[:, 1:].var(-1, correction=0) * (trials - 1)).sqrt() * student_quantile(0.975, trials - 1)
     return [Rate(float(slope), float(half)) for slope, half in zip(fitted[:, 0], spread, strict=True)]

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
+from dohyo.lab.folder import CHECKPOINT
 from dohyo.lab.training.config import LoopConfig
 from dohyo.lab.training.log import RunLog
 from dohyo.lab.training.processes import launch, sum_over_processes
-from dohyo.lab.training.state import CHECKPOINT, State
+from dohyo.lab.training.state import State
 from dohyo.lab.training.step import Totals, train_step
 from dohyo.lab.training.tasks import Data, Objective, OnData, Record, Task
 from dohyo.objectives import MaximumLikelihood
