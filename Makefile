@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint types bench docs clean
+.PHONY: demo test test-slow test-integrations lint types bench docs clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -20,6 +20,12 @@ test: lint types
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow
+
+# By hand: scvi-tools and JAX are heavy (2.5 GB, ten minutes), so that they have a room of their own.
+test-integrations:
+	test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
+	$(VENV)-integrations/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,scvi,jax]" numpyro blackjax pythae
+	DOHYO_INTEGRATIONS=all OMP_NUM_THREADS=1 $(VENV)-integrations/bin/python -m pytest -q tests/integrations
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -38,4 +44,4 @@ docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
 
 clean:
-	rm -rf $(VENV) docs/_build demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-integrations docs/_build demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

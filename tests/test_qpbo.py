@@ -139,14 +139,14 @@ def test_users_reward(tmp_path: Path) -> None:
 
 def test_best_x_is_the_best_sample_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, seen = random_qpbo(30, seed=4), []
-    draw = LatentPolicy.draw
+    sample_joint = LatentPolicy.sample_joint
 
     def spy(self: LatentPolicy, n: int) -> tuple[Tensor, Tensor]:
-        z, x = draw(self, n)
+        z, x = sample_joint(self, n)
         seen.append(x)
         return z, x
 
-    monkeypatch.setattr(LatentPolicy, "draw", spy)
+    monkeypatch.setattr(LatentPolicy, "sample_joint", spy)
     found = train(tmp_path / "a", variables=30, instance_seed=4, steps=17, check_every=5, entropy=0.1)
     assert found is not None
     x = torch.cat(seen)[:340]  # the rest are of the trained policy, for its mean reward

@@ -4,13 +4,13 @@ All functions take finite log_w (batch, width), see `settle`, are pure, and can 
 at ties. `torch.logcumsumexp` is not used: its second derivative is NaN wherever the incoming gradient is zero.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 from math import comb
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 # Replaces log 0 in rows shifted to maximum 0: low enough that exp() gives exactly 0 beside any real weight, high enough that
 # adding log 2 is not lost to rounding.
@@ -79,12 +79,14 @@ def leave_one_out_differences(log_w: Tensor, first: int) -> Tensor:
     loser = torch.where(log_w[:, 1:] >= top[:, :-1], top[:, :-1], log_w[:, 1:])
     rest = prefix_log_sum(torch.cat([torch.full_like(log_w[:, :1], FLOOR), loser], -1))
     total = log_add(top, rest)
-    recompute = log_w.requires_grad and log_w.numel() * width > _KEPT_CELLS
-    slices = []
+    without_each = _without_each
+    if log_w.requires_grad and log_w.numel() * width > _KEPT_CELLS:
+        without_each = partial(checkpoint, _without_each, use_reentrant=False, preserve_rng_state=False)
     step = max(1, _CELLS // max(1, log_w.numel()))
-    for begin in reversed(range(first - 1, width, step)):  # the largest first: the others reuse its memory
-        arguments = (log_w, total, where_top, begin, min(begin + step, width))
-        slices.append(_Recomputed.apply(*arguments) if recompute else _without_each(*arguments))  # type: ignore[no-untyped-call]
+    slices = [
+        without_each(log_w, total, where_top, begin, min(begin + step, width))
+        for begin in reversed(range(first - 1, width, step))  # the largest first: the others reuse its memory
+    ]
     others = torch.cat(slices[::-1], -1) if slices else total[:, :0]
     k = _integers(first, width + 1, log_w)
     return (-1 / k).log1p() - (others + (rest - total)[:, first - 1 :]) / k
@@ -96,26 +98,6 @@ def _without_each(log_w: Tensor, total: Tensor, where_top: Tensor, begin: int, e
     counted = (index <= index[own, None]) & (index != where_top[:, own, None])
     ratio = torch.where(counted, log_w[:, None, :end] - total[:, own, None], -torch.inf).exp()
     return (-ratio).log1p().sum(-1)
-
-
-class _Recomputed(torch.autograd.Function):
-    """`_without_each`, computed again in the backward pass instead of being kept."""
-
-    @staticmethod
-    def forward(ctx: Any, log_w: Tensor, total: Tensor, where_top: Tensor, begin: int, end: int) -> Tensor:
-        ctx.save_for_backward(log_w, total, where_top)
-        ctx.ends = begin, end
-        return _without_each(log_w, total, where_top, begin, end)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        log_w, total, where_top = ctx.saved_tensors
-        twice = torch.is_grad_enabled()  # for a second derivative the graph must reach the arguments themselves
-        with torch.enable_grad():
-            views = (log_w.view_as(log_w), total.view_as(total))  # total depends on log_w, which would be counted twice
-            log_w, total = views if twice else (view.detach().requires_grad_() for view in views)
-            found = _without_each(log_w, total, where_top, *ctx.ends)
-        return *torch.autograd.grad(found, (log_w, total), gradients[0], create_graph=twice), None, None, None
 
 
 def leave_out_mean(log_w: Tensor, left_out: int) -> Tensor:

@@ -40,6 +40,7 @@ class Evaluation:
         kind: "lower bound", "unbiased", "unbiased for IWAE_n", or "neither a bound nor unbiased".
         warnings: What to know before trusting the numbers; empty if there is nothing.
         fingerprint: A checksum of the data, by which `compare` recognises paired evaluations; 0 if unknown.
+        per_datum_stderr: (data,) the estimator's noise in `per_datum`; None with a single replicate.
     """
 
     mean: float
@@ -55,10 +56,12 @@ class Evaluation:
     kind: str
     warnings: tuple[str, ...]
     fingerprint: int = 0
+    per_datum_stderr: Tensor | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but `per_datum` as JSON can hold it: k-hat summarised, and null for numbers that are not finite."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "per_datum"}
+        """Everything but each datum's values as JSON can hold it: k-hat summarised, null for numbers that are not finite."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del fields["per_datum"], fields["per_datum_stderr"]
         finite = self.khat[self.khat.isfinite()]
         fields["khat"] = {
             "examined": len(finite),
@@ -223,7 +226,7 @@ def summarise(
         )
     return Evaluation(
         mean, stderr, noise, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
-        estimator.kind, tuple(warnings), fingerprint,
+        estimator.kind, tuple(warnings), fingerprint, values.std(-1) / math.sqrt(replicates) if replicates > 1 else None,
     )  # fmt: skip
 
 

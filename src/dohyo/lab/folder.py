@@ -147,6 +147,13 @@ def read_result(folder: Path) -> Values | None:
     return read_json(path, "remove it, and --resume writes it again") if path.exists() else None
 
 
+def write_result(folder: Path, result: Values) -> None:
+    """Also deletes the temporary files of processes that were killed while writing."""
+    for leftover in folder.glob(".*-????????.*"):
+        leftover.unlink()
+    write_json(folder / RESULT, result)
+
+
 def read_records(folder: Path) -> list[Values]:
     """The records of a run so far; a last line that a kill cut short is left out."""
     path = folder / METRICS
@@ -162,12 +169,6 @@ def read_records(folder: Path) -> list[Values]:
             raise DohyoError(f"{path}: line {number} is not a record of an epoch; remove it")
         records.append(record)
     return records
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of a process that was killed while writing."""
-    for leftover in folder.glob(".*-????????.*"):
-        leftover.unlink()
 
 
 def versions() -> dict[str, str]:

@@ -20,7 +20,7 @@ from dohyo.lab.data import Dataset, load
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
-from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, RESULT, SAMPLES, read_records, replica_folder, write_json
+from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, read_records, replica_folder, write_result
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import RESUMABLE
 from dohyo.lab.training.loop import Diverged, check
@@ -190,7 +190,7 @@ class DensityRun(Run[DensityConfig]):
         result["warnings"] = [*serial, *result["warnings"]]
         result["seconds"] = (sum if serial else max)(one["seconds"] for one in results)
         if fabric.is_global_zero:
-            write_json(self.folder / RESULT, result)
+            write_result(self.folder, result)
         return result
 
     def _train_together(self, fabric: Fabric, on_epoch: OnEpoch) -> None:

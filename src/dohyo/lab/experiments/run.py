@@ -13,17 +13,7 @@ from torch import nn
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS, Estimator, to_dict
 from dohyo.files import plain
-from dohyo.lab.folder import (
-    CONFIG,
-    RESULT,
-    SCHEMA_VERSION,
-    read_config,
-    read_result,
-    remove_leftovers,
-    versions,
-    write_config,
-    write_json,
-)
+from dohyo.lab.folder import CONFIG, SCHEMA_VERSION, read_config, read_result, versions, write_config, write_result
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training import train
 from dohyo.lab.training.config import Progress, StepConfig
@@ -173,6 +163,5 @@ class Run(ABC, Generic[C]):
             "versions": versions(),
         })  # fmt: skip
         if fabric.is_global_zero:
-            remove_leftovers(self.folder)
-            write_json(self.folder / RESULT, result)
+            write_result(self.folder, result)
         return result

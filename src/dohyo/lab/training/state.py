@@ -168,7 +168,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise whatever a damaged file leads them to
-        raise DohyoError(f"{path}: is damaged ({type(error).__name__})") from error
+        raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged ({type(error).__name__})") from error
     parts = {"model": dict, "best": dict, "optimiser": dict, "config": dict, "numbers": dict, "noise": list}
     if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(key), kind) for key, kind in parts.items()):
         raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged")
