@@ -1,7 +1,7 @@
 """Microseconds of a captured training step on a CUDA GPU: IWAE and SUMO at costs 5, 15 and 50 with 1, 3 and 8 replicas.
 
-The paper's VAE, batch 100, AMSGrad, clipping; data, binarisation, both backward passes and the optimiser are in the step. SUMO
-has the DReG encoder, which needs a second backward pass; IWAE needs none, and beside it stands IWAE with the DReG encoder. Whole
+The paper's VAE, batch 100, AMSGrad, clipping; data, binarisation, the backward pass and the optimiser are in the step. SUMO
+has the DReG encoder; beside plain IWAE stands IWAE with the DReG encoder. Whole
 epochs are timed between two synchronisations, after one that compiles, and after every number of log-weights that 10,000 steps
 ask for has been recorded, as in a long run; the median of `--epochs` is given. Each kind has a process of its own: they get ready
 at the same time (so `ready_seconds` is no measure of a run alone), and are then timed one after the other, alone on the card.
@@ -28,7 +28,7 @@ from dohyo.contract import split
 from dohyo.lab.data import Dataset
 from dohyo.lab.fast.programs import Program, choose
 from dohyo.lab.fast.together import train_epoch
-from dohyo.lab.training.config import LoopConfig
+from dohyo.lab.training.config import LoopConfig, ProgramName
 from dohyo.lab.training.loop import Training
 from dohyo.lab.training.loop import train_epoch as plain_epoch
 from dohyo.lab.training.processes import launch
@@ -89,7 +89,7 @@ def images() -> Dataset:
     return Dataset("random", grey, grey[:100].round(), grey[:100].round(), "grey", (28, 28))
 
 
-def prepared(name: str, cost: int, replicas: int, data: Dataset, program: str) -> tuple[Program, list[Training], Any]:
+def prepared(name: str, cost: int, replicas: int, data: Dataset, program: ProgramName) -> tuple[Program, list[Training], Any]:
     fabric = launch("cuda")
     estimator, encoder = OBJECTIVES[name]
     objective = MaximumLikelihood(estimator.at_cost(cost), encoder)  # type: ignore[arg-type]

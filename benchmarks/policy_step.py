@@ -40,7 +40,8 @@ SLOW = ("gru", "nade")
 
 def stepper(policy: str, entropy: float) -> tuple[Callable[[], Any], Callable[[], Any], dict[str, Any]]:
     """A training step, the drawing of its samples alone, and how it is set up."""
-    config = QPBOConfig(variables=VARIABLES, batch_size=BATCH, policy=policy, cost=COST, entropy=entropy, seed=SEED, device="cpu")
+    name: Any = policy
+    config = QPBOConfig(variables=VARIABLES, batch_size=BATCH, policy=name, cost=COST, entropy=entropy, seed=SEED, device="cpu")
     problem, fabric = random_qpbo(VARIABLES, seed=0), launch("cpu")
     scale = float(problem(torch.randint(2, (1000, VARIABLES)).float()).std())
     task = Optimise(Best(problem), scale)

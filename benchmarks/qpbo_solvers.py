@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from dohyo.lab.experiments.solvers import SOLVERS
 from dohyo.lab.rewards import Quadratic, load, random_qpbo
 
+from benchmarks.solvers import SOLVERS
 from benchmarks.weights import environment, save
 
 

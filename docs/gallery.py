@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from blocks import conclusions, escaped, provenance, table
+
+from dohyo.lab.folder import STUDY, read_json
 from dohyo.lab.report import find
-from dohyo.lab.report.entries import STUDY, read_json
-from dohyo.lab.report.markdown import conclusions, escaped, provenance, table
 from dohyo.lab.report.studies import read_study
 
 DOCS = Path(__file__).resolve().parent
@@ -23,7 +24,7 @@ def gallery(results: Path = RESULTS, place: Path = DOCS) -> str:
 
 
 def study(folder: Path, results: Path, place: Path) -> str:
-    entry, found = read_study(folder), read_json(folder / STUDY)
+    entry, found = read_study(folder), read_json(folder / STUDY, "make it again with dohyo reproduce")
     parts = [f"## {escaped(entry.title)}", escaped(entry.question)]
     parts += [f"**Not finished: {entry.state}.**"] if entry.state != "finished" else []
     parts += [conclusions(entry.findings)] if entry.findings else []
@@ -38,7 +39,7 @@ def study(folder: Path, results: Path, place: Path) -> str:
 def measurement(path: Path) -> str:
     """A picture or a file of numbers that no study made, with what its numbers say of themselves."""
     numbers = path.with_suffix(".json")
-    found = read_json(numbers) if numbers.exists() else {}
+    found = read_json(numbers, "make it again") if numbers.exists() else {}
     said = [escaped(found[key]) for key in ("what", "conclusion") if isinstance(found.get(key), str)]
     if path.suffix != ".png" and not said:
         return ""

@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from blocks import filled, table
+
 from dohyo.files import replacing
 from dohyo.lab.report.grids import Grid, grid
-from dohyo.lab.report.markdown import filled, table
 
 ROOT = Path(__file__).resolve().parents[1]
 

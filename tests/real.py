@@ -1,20 +1,36 @@
 """Real processes, the folders they leave, and the pictures in them."""
 
+import atexit
 import json
+import multiprocessing
 import os
 import random
+import resource
+import runpy
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
+
+NOWHERE = Path(os.devnull)
+# Most runs here are shorter than the start of an interpreter with torch: commands are forked from a process that has it loaded.
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(
+    ["pytest", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure", "rich.table", "dohyo.lab.cli"]
+    + [f"dohyo.lab.experiments.{name}" for name in ("density", "qpbo", "reverse_kl")]
+)
 
 
 def environment() -> dict[str, str]:
@@ -29,47 +45,101 @@ def torchrun(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
 
 
-def finished(line: list[str], folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A process that has ended."""
-    return subprocess.run(
-        line, cwd=folder, capture_output=True, text=True, check=False, timeout=300, env=environment(), **options
-    )  # fmt: skip
+def fresh(line: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A process that has ended, of an interpreter of its own."""
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=300, env=environment())
+
+
+def started(
+    line: list[str], folder: Path, out: Path = NOWHERE, error: Path = NOWHERE, largest: int | None = None, **variables: str
+) -> BaseProcess:
+    """A forked process of Python. The system refuses it files larger than `largest`."""
+    process = _SERVER.Process(target=_run, args=(line[1:], folder, out, error, largest, environment() | variables))
+    process.start()
+    return process
+
+
+def _run(line: list[str], folder: Path, out: Path, error: Path, largest: int | None, variables: dict[str, str]) -> None:
+    for descriptor, path in ((1, out), (2, error)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    if largest is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+    try:
+        if line[0] == "-m":
+            sys.argv = line[1:]
+            runpy.run_module(line[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = line
+            runpy.run_path(line[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out
+
+
+def finished(line: list[str], folder: Path, largest: int | None = None) -> subprocess.CompletedProcess[str]:
+    """A forked process that has ended."""
+    with tempfile.TemporaryDirectory() as name:
+        out, error = Path(name, "out"), Path(name, "error")
+        process = started(line, folder, out, error, largest)
+        process.join(300)
+        assert process.exitcode is not None, "still running after 300 seconds"
+        return subprocess.CompletedProcess(line, process.exitcode, out.read_text(), error.read_text())
+
+
+def finished_together(line: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Two forked processes that have ended, with the variables that torchrun gives to those that it starts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+              "TORCHELASTIC_RUN_ID": "tests"}  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        streams = [(Path(name, f"out{rank}"), Path(name, f"error{rank}")) for rank in "01"]
+        ranks = [started(line, folder, *streams[i], RANK=str(i), LOCAL_RANK=str(i), **shared) for i in (0, 1)]
+        end = time.monotonic() + 300
+        while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks) and time.monotonic() < end:
+            connection.wait([rank.sentinel for rank in ranks if rank.is_alive()], timeout=1)
+        for rank in ranks:
+            rank.terminate()  # as torchrun does when one of them has failed
+            rank.join()
+        texts = ["".join(path.read_text() for path in paths) for paths in zip(*streams, strict=True)]
+        return subprocess.CompletedProcess(line, max(abs(rank.exitcode or 0) for rank in ranks), *texts)
 
 
 def kill_until_done(first: list[str], again: list[str], folder: Path, name: str, most: int = 2) -> int:
     """SIGKILL at random times, at most so often, until the run called `name` gets through; returns how often it was killed."""
     generator, kills, line = random.Random(0), 0, first
-    while True:
-        process = subprocess.Popen(line, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment())
-        # The start takes most of the time: wait until the run is under way, then strike at a random moment.
-        begun, known = time.monotonic(), len(read_records(folder / name))
-        while kills < most and process.poll() is None and time.monotonic() - begun < 60:
-            if len(read_records(folder / name)) > known:
-                break
-            time.sleep(0.01)
-        try:
-            process.wait(generator.uniform(0, 0.3) if kills < most else 120)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-        assert process.stderr is not None
-        error = process.stderr.read()
-        process.stderr.close()
-        if process.returncode == 0:
-            return kills
-        assert process.returncode == -signal.SIGKILL, error
-        if (folder / name / "config.yaml").exists():
-            line = again
+    with tempfile.NamedTemporaryFile() as error:
+        while True:
+            process = started(line, folder, error=Path(error.name))
+            # The start takes most of the time: wait until the run is under way, then strike at a random moment.
+            begun, known = time.monotonic(), len(read_records(folder / name))
+            while kills < most and process.is_alive() and time.monotonic() - begun < 60:
+                if len(read_records(folder / name)) > known:
+                    break
+                time.sleep(0.01)
+            process.join(generator.uniform(0, 0.3) if kills < most else 120)
+            if process.is_alive():
+                process.kill()
+                process.join()
+                kills += 1
+            if process.exitcode == 0:
+                return kills
+            assert process.exitcode == -signal.SIGKILL, Path(error.name).read_text()
+            if (folder / name / "config.yaml").exists():
+                line = again
 
 
 def killed_when(ready: Callable[[], bool], line: list[str], folder: Path) -> None:
     """Start a process, and SIGKILL it as soon as `ready`."""
-    process = subprocess.Popen(line, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
-    while process.poll() is None and not ready():
+    process = started(line, folder)
+    while process.is_alive() and not ready():
         time.sleep(0.002)
     process.kill()
-    process.wait()
+    process.join()
 
 
 def timeless(found: dict[str, Any]) -> dict[str, Any]:

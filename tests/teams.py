@@ -15,7 +15,7 @@ from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 
-CONFIG = dohyo.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
+CONFIG = dohyo.lab.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
 DATA = load("digits")
 
 
@@ -61,7 +61,7 @@ class Handmade(nn.Module):
         return torch.distributions.Bernoulli(logits=self.decoder(z), validate_args=False).log_prob(x[rows]).sum(-1) - log_q
 
 
-def config(seed: int, program: str = "plain", **changes: Any) -> dohyo.LoopConfig:
+def config(seed: int, program: str = "plain", **changes: Any) -> dohyo.lab.LoopConfig:
     return dataclasses.replace(CONFIG, seed=seed, program=program, **changes)
 
 
@@ -79,7 +79,7 @@ def objective(name: str, encoder: str | None = None, **options: Any) -> MaximumL
 
 def alone(seed: int, wanted: MaximumLikelihood, cls: type[nn.Module] = VAE, **changes: Any) -> tuple[list[dict[str, Any]], Any]:
     made = model(seed, cls)
-    return list(dohyo.fit(made, DATA, wanted, config(seed, **changes))), made
+    return list(dohyo.lab.fit(made, DATA, wanted, config(seed, **changes))), made
 
 
 def together(

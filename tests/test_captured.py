@@ -117,7 +117,7 @@ def test_data_reach_the_step_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(programs.Program, "_step", seen)
     turned = Sideways(**{field.name: getattr(DATA, field.name) for field in dataclasses.fields(DATA)})
     with pytest.raises(Seen, match="True"):
-        list(dohyo.fit(model(0), turned, objective("iwae"), config(0, "captured")))
+        list(dohyo.lab.fit(model(0), turned, objective("iwae"), config(0, "captured")))
 
 
 @pytest.mark.slow
@@ -184,8 +184,8 @@ def test_a_captured_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     wanted, options = objective("sumo"), {"device": "cuda", "batch_size": 50}
     for epochs in (2, 4):
         made = model(3)
-        list(dohyo.fit(made, DATA, wanted, config(3, "captured", epochs=epochs, **options), tmp_path / "run"))
+        list(dohyo.lab.fit(made, DATA, wanted, config(3, "captured", epochs=epochs, **options), tmp_path / "run"))
     whole = model(3)
-    list(dohyo.fit(whole, DATA, wanted, config(3, "captured", epochs=4, **options)))
+    list(dohyo.lab.fit(whole, DATA, wanted, config(3, "captured", epochs=4, **options)))
     for a, b in zip(made.state_dict().values(), whole.state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-4, rtol=0)

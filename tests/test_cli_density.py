@@ -1,12 +1,11 @@
 """`dohyo train`, `evaluate` and `sample` as a user runs them: real processes, killed and resumed."""
 
 import json
-import resource
+import os
 import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,23 +15,23 @@ import yaml
 import dohyo
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.density import DensityRun
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
-from real import command, finished, kill_until_done, same_run
+from real import command, finished, fresh, kill_until_done, same_run, started
 
 SMALL = ["--hidden", "16", "--latent", "4", "--test-terms", "50", "--valid-terms", "5", "--device", "cpu"]
 SUMO = ["--data", "digits", "--estimator", "sumo", "--cost", "15", "--seed", "0", *SMALL]
 
 
-def run(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    return finished(command(*arguments), folder, **options)
+def run(*arguments: str, folder: Path, largest: int | None = None) -> subprocess.CompletedProcess[str]:
+    return finished(command(*arguments), folder, largest)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the finished run `a` of eight epochs."""
     folder = tmp_path_factory.mktemp("runs")
-    done = run("train", *SUMO, "--epochs", "8", "--checkpoint-seconds", "0", "--out", "a", folder=folder)
+    done = fresh(command("train", *SUMO, "--epochs", "8", "--checkpoint-seconds", "0", "--out", "a"), folder)
     assert done.returncode == 0, done.stderr
     assert "test NLL" in done.stdout
     return folder
@@ -107,16 +106,15 @@ def test_killed_at_random_times_it_ends_the_same(runs: Path) -> None:
 
 
 def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
-    process = subprocess.Popen(
-        command("train", *SUMO, "--epochs", "100000", "--checkpoint-seconds", "0", "--out", "interrupted"),
-        cwd=runs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    while process.poll() is None and len(read_records(runs / "interrupted")) < 2:
+    line = command("train", *SUMO, "--epochs", "100000", "--checkpoint-seconds", "0", "--out", "interrupted")
+    process = started(line, runs, error=runs / "error")
+    while process.is_alive() and len(read_records(runs / "interrupted")) < 2:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error.strip().splitlines()[-1] == "dohyo: interrupted; go on with: dohyo train --resume interrupted"
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130
+    last = (runs / "error").read_text().splitlines()[-1]
+    assert last == "dohyo: interrupted; continue with: dohyo train --resume interrupted"
     assert load_checkpoint(runs / "interrupted")["numbers"]["epoch"] >= 1
 
 
@@ -216,11 +214,11 @@ def test_config_files(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["train", "--program", "capturd", "--out", "x"], "did you mean 'captured'"),
         (["train", "--k-draw", "datum", "--program", "captured", "--out", "x"], "use --k-draw batch, or --program plain"),
         (["train", "--device", "cuda", "--out", "x"], "no CUDA GPU"),
-        (["train", "--device", "tpu", "--out", "x"], "device is 'tpu'"),
-        (["evaluate", "a", "--device", "tpu"], "device is 'tpu'"),
+        (["train", "--device", "tpu", "--out", "x"], "unknown device 'tpu'"),
+        (["evaluate", "a", "--device", "tpu"], "unknown device 'tpu'"),
         (["evaluate", "nowhere"], "holds no run"),
         (["evaluate", "a", "--split", "tset"], "did you mean 'test'"),
-        (["evaluate", "a", "--split", "train"], "binarised anew"),
+        (["evaluate", "a", "--split", "train"], "binarised at random"),
         (["evaluate", "a", "--estimator", "sumo", "--target-stderr", "0.1"], "finite"),
         (["evaluate", "a", "--estimator", "elbo", "--cost", "2", "--out", "v.csv"], ".npz"),
         (["evaluate", "damaged"], "damaged"),
@@ -251,11 +249,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(runs: Path) -> None:
     """The system refuses files larger than the limit, as a full disk would; the checkpoint is the largest."""
     assert run("train", *SUMO, "--epochs", "2", "--out", "full", folder=runs).returncode == 0
     before = (runs / "full/checkpoint.pt").read_bytes()
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, len(before) // 2))
-
-    done = run("train", "--resume", "full", "--epochs", "4", folder=runs, preexec_fn=limit)
+    done = run("train", "--resume", "full", "--epochs", "4", folder=runs, largest=len(before) // 2)
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith("dohyo: error: ")
     assert (runs / "full/checkpoint.pt").read_bytes() == before

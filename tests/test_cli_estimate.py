@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,11 @@ import pytest
 import dohyo
 from dohyo.lab.bank import estimate_bank, load_log_weights
 from dohyo.lab.cli import main
+from real import command, finished, fresh
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dohyo", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120
-    )
+    return finished(command(*arguments), folder)
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +120,9 @@ def test_bad_input_gets_one_line(
 
 
 def test_bad_input_in_a_real_process(folder: Path) -> None:
-    for arguments in (["truncated.npy"], ["text.csv"], ["nan.npy"], ["weights.npy", "--estimator", "zumo"]):
-        done = run("estimate", *arguments, folder=folder)
+    cases = (["truncated.npy"], ["text.csv"], ["nan.npy"], ["weights.npy", "--estimator", "zumo"])
+    for start, arguments in zip((fresh, finished, finished, finished), cases, strict=True):
+        done = start(command("estimate", *arguments), folder)
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr.startswith("dohyo: error: ")

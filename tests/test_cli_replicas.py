@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dohyo.lab.cli import main
-from dohyo.lab.cli.runs import count
+from dohyo.lab.cli.screen import count
 from dohyo.lab.experiments.density import DensityConfig, DensityRun
-from dohyo.lab.training import programs
+from dohyo.lab.fast import programs, together
 from dohyo.lab.training.processes import launch
 from real import command, finished
 
@@ -114,7 +114,9 @@ def test_a_replica_that_diverges_leaves_the_results_of_the_others(tmp_path: Path
 
 
 def test_why_a_step_is_not_captured_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.Choice, "name", "plain: it is too odd")
+    for module in (programs, together):
+        monkeypatch.setattr(module, "choose", lambda *_: programs.Choice(reason="it is too odd"))
+    monkeypatch.setattr(DensityConfig, "captured_on", lambda *_: True)
     config, told = DensityConfig(hidden=4, latent=2, epochs=1, valid_terms=2, test_terms=2, device="cpu"), []
     for replicas in (1, 2):
         run = DensityRun(tmp_path / str(replicas), dataclasses.replace(config, replicas=replicas))

@@ -15,9 +15,9 @@ import yaml
 
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.reverse_kl import ReverseKLRun
-from dohyo.lab.training.log import read_records
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.state import load_checkpoint
-from real import command, finished, kill_until_done, same_run, torchrun
+from real import command, finished, finished_together, kill_until_done, same_run, started
 
 FAST = ["--hidden", "20", "--latent", "2", "--check-draws", "100", "--check-terms", "50", "--test-draws", "100",
         "--test-terms", "50", "--check-every", "20", "--device", "cpu"]  # fmt: skip
@@ -248,7 +248,7 @@ def test_a_target_that_is_nan_in_a_check(mine: Path, capsys: pytest.CaptureFixtu
         (["--learning-rate", "-1"], "learning_rate is -1"),
         (["--learning-rate", "nan"], "learning_rate"),
         (["--hidden", "0"], "hidden is 0"),
-        (["--device", "tpu"], "device is 'tpu'"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
         (["--colour", "red"], "colour"),
     ],
 )
@@ -269,8 +269,8 @@ def test_bad_input_gets_one_line(arguments: list[str], message: str, mine: Path,
 # --- the command in a process of its own
 
 
-def run(*arguments: str, folder: Path, of: list[str] | None = None) -> subprocess.CompletedProcess[str]:
-    return finished([*(of or command("reverse-kl")), *arguments], folder)
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return finished(command("reverse-kl", *arguments), folder)
 
 
 SUMO_RUN = ["--target", "funnel", "--estimator", "sumo", "--cost", "15", "--seed", "0", "--steps", "200", *FAST,
@@ -367,24 +367,21 @@ def test_extending_a_run(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
-    process = subprocess.Popen(
-        command("reverse-kl", *SUMO_RUN, "--steps", "1000000", "--out", "interrupted"),
-        cwd=runs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    while process.poll() is None and len(read_records(runs / "interrupted")) < 2:
+    line = command("reverse-kl", *SUMO_RUN, "--steps", "1000000", "--out", "interrupted")
+    process = started(line, runs, error=runs / "error")
+    while process.is_alive() and len(read_records(runs / "interrupted")) < 2:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error == "dohyo: interrupted; go on with: dohyo reverse-kl --resume interrupted\n"
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130
+    assert (runs / "error").read_text() == "dohyo: interrupted; continue with: dohyo reverse-kl --resume interrupted\n"
     assert load_checkpoint(runs / "interrupted")["numbers"]["step"] >= 20
 
 
 def test_two_processes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One log, one checkpoint, other draws in each process; and resumed by as many."""
-    both = torchrun("-m", "dohyo", "reverse-kl")
     options = [*SUMO_RUN, "--steps", "60", "--learning-rate", "0.005", "--check-draws", "101"]
-    done = run(*options, "--out", "two", folder=here, of=both)
+    done = finished_together(command("reverse-kl", *options, "--out", "two"), here)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("training estimate") == 1
     records = read_records(here / "two")
@@ -396,6 +393,6 @@ def test_two_processes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         allowed = 6 * math.hypot(one["stderr"], two["stderr"]) + 0.2
         assert one["reverse_kl"] == pytest.approx(two["reverse_kl"], abs=allowed)
         assert one["estimate_stderr"] == pytest.approx(two["estimate_stderr"], rel=1.0)
-    done = run("--resume", "two", "--steps", "80", "--json", folder=here, of=both)
+    done = finished_together(command("reverse-kl", "--resume", "two", "--steps", "80", "--json"), here)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 80

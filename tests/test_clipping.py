@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from dohyo import DohyoError
 from dohyo.lab.plots.clipping import plot_clipping
 from dohyo.lab.studies.clipping import NONE, Clipping
+from dohyo.lab.training.loop import Diverged
 from real import command, finished, picture
 
 NORMS = ["1", "20", "100", NONE]
@@ -100,24 +102,24 @@ def test_the_epochs_are_the_longest_replicas() -> None:
     assert Clipping.at("paper").summarise(found)[1][0].rows == [["IWAE, 10", 90.0, 0.01, "50.0%", 3]]
 
 
-@pytest.mark.parametrize("message", ["training diverged in epoch 3", "there is no such data"])
-def test_divergence_is_a_result_and_nothing_else_is(message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [Diverged("at step 3", [0]), DohyoError("training diverged from what was asked")])
+def test_divergence_is_a_result_and_nothing_else_is(error: DohyoError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
-        raise ValueError(message)
+        raise error
 
     monkeypatch.setattr("dohyo.lab.studies.clipping.train_replicas", fails)
     study = Clipping.at("smoke")
     options = study.cells()[f"norm_{NONE}"]
-    if "diverged" in message:
-        assert study.run_cell("", options, tmp_path, lambda share: None) == {"diverged": message}
+    if isinstance(error, Diverged):
+        assert study.run_cell("", options, tmp_path, lambda share: None) == {"diverged": "at step 3"}
         return
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(DohyoError, match="from what was asked"):
         study.run_cell("", options, tmp_path, lambda share: None)
 
 
 def test_seeds_and_replicas() -> None:
     assert Clipping.at("paper", seed=5).seeds == [5, 6, 7]
-    with pytest.raises(ValueError, match="replicas is 1; there must be at least 2"):
+    with pytest.raises(ValueError, match="replicas is 1; it must be at least 2"):
         Clipping.at("paper", replicas=1)
 
 

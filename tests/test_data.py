@@ -218,7 +218,7 @@ def with_bad(value: float) -> np.ndarray:
 
 GREY = np.full((20, 2), 0.5)
 BAD_ARRAYS = {
-    "nan": (with_bad(math.nan), {}, "1 of 80 numbers in the array are NaN, .* first in datum 5, place 3;"),
+    "nan": (with_bad(math.nan), {}, "1 of 80 numbers in the array, first in datum 5, place 3, are NaN"),
     "inf": (with_bad(-math.inf), {}, "infinite"),
     "beyond float32": (with_bad(1e300), {}, "beyond float32"),
     "empty": (np.zeros((0, 4)), {}, r"the array is empty, of shape \(0, 4\)"),
@@ -231,7 +231,7 @@ BAD_ARRAYS = {
     "large integers": (np.arange(400), {}, "whole numbers from 0 to 399; for real-valued data give floats"),
     "negative integers": (-np.arange(20), {}, "whole numbers from -19 to 0; .* give floats"),
     "not binary": (np.full((20, 2), 0.5), {"kind": "binary"}, r"0 and 1 only, but these are floats from 0.5 to 0.5; threshold"),
-    "not grey": (np.full((20, 2), 255.0), {"kind": "grey"}, r"\[0, 1\] .* floats from 255 to 255; rescale"),
+    "not grey": (np.full((20, 2), 255.0), {"kind": "grey"}, r"\[0, 1\], .* floats from 255 to 255; rescale"),
     "not grey integers": (np.arange(300), {"kind": "grey"}, "0 to 255, but these are whole numbers from 0 to 299"),
     "wrong kind": (GREY, {"kind": "gray"}, "unknown kind of data 'gray': did you mean 'grey'"),
     "wrong seed": (GREY, {"seed": -1}, "seed of the data is -1"),
@@ -242,7 +242,7 @@ BAD_ARRAYS = {
     "empty test": ({"train": GREY, "test": GREY[:0]}, {}, "test is empty"),
     "unequal shapes": ({"train": GREY, "test": GREY[:, :1]}, {}, r"shape \(1,\) in test and \(2,\) in train"),
     "mixed types": ({"train": GREY, "test": GREY > 0}, {}, "test holds bool and train float64"),
-    "nan in test": ({"train": with_bad(0), "test": with_bad(math.nan)}, {}, "80 numbers in test .* datum 5, place 3"),
+    "nan in test": ({"train": with_bad(0), "test": with_bad(math.nan)}, {}, "80 numbers in test, first in datum 5, place 3"),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ def cell(kl: float, estimate: float | None = None, error: float = 0.02, diverged
     curve = [{"step": step, "estimate_stderr": error, "reverse_kl": 1.0} for step in (100, 200, 300, 400)]
     return {
         "reverse_kl": kl, "reverse_kl_stderr": 0.005, "training_estimate": estimate, "training_estimate_stderr": error,
-        "diverged": diverged, "steps": 400, "curve": curve,
+        "diverged": diverged, "steps": 400, "curve": curve, "expected_cost": 15.078,
     }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_what_is_said_of_few_cells() -> None:
     assert Findings({}).tables() == []
     few = Findings({"sumo_015_0": cell(0.0213, 0.05)})
     assert [found.holds for found in few.conclusions()] == [True, True]
-    assert few.tables()[0].rows == [["SUMO", 15, 1, "0.021 ± 0.005", "0.05", "0.02", "0 of 1", "400"]]
+    assert few.tables()[0].rows == [["SUMO", 15, 15.08, 1, "0.021 ± 0.005", "0.05", "0.02", "0 of 1", "400"]]
     assert few.diverged() == ""
     found = Findings(good_runs())
     assert found.diverged() == "IWAE 5 (2 of 2), IWAE 15 (2 of 2), IWAE 50 (2 of 2), minimax IWAE 15 (2 of 2)"
@@ -111,4 +111,4 @@ def test_without_its_runs_the_densities_stay(smoke: Path, tmp_path: Path) -> Non
     report = json.loads((smoke / "study.json").read_text())
     results = {name: each["result"] for name, each in report["cells"].items()}
     (tmp_path / "densities.png").write_bytes((smoke / "densities.png").read_bytes())
-    assert [each.file for each in Funnel.at("smoke").draw(results, tmp_path)] == ["curves.png", "densities.png"]
+    assert [each.file for each in Funnel.at("smoke").plot(results, tmp_path)] == ["curves.png", "densities.png"]

@@ -1,8 +1,11 @@
-"""The rooms: who may import whom, and what `import dohyo` may load."""
+"""The rooms: which may import which, what `import dohyo` loads, and what it shows to editors and type checkers."""
 
 import ast
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,75 +13,158 @@ import pytest
 import dohyo
 
 SOURCE = Path(dohyo.__file__).parent
-# Each room and the rooms of dohyo that it may use. What is not named here may use anything but the command line.
-ALLOWED = {
-    "packing": set(),
-    "names": set(),
-    "laws": set(),
-    "bounds": set(),
-    "estimators": {"packing", "laws", "bounds", "estimators", "names"},
-    "marginal": {"packing", "estimators"},
-    "diagnostics": {"estimators", "laws", "bounds"},
-    "tuning": {"bounds", "diagnostics", "estimators", "laws"},
-    "evaluation": {"diagnostics", "estimators", "files", "marginal", "packing"},
-    "score": {"estimators", "marginal"},
-    "objectives": {"estimators", "marginal", "names", "packing", "objectives"},
-    "models": {"packing", "models", "names"},
-    "data": {"data", "files", "names"},
-    "targets": {"names", "targets"},
-    "rewards": {"files", "names", "rewards"},
-    "divergence": {"diagnostics", "evaluation", "packing"},
-    "training": {"estimators", "evaluation", "files", "names", "objectives", "packing", "training"},
+ANYWHERE = {"errors", "files", "names"}
+# Every room, and the rooms that it may import beside those.
+ROOMS = {
+    "errors": "",
+    "files": "",
+    "names": "",
+    "packing": "",
+    "bounds": "",
+    "laws": "",
+    "contract": "",
+    "estimators": "bounds laws",
+    "marginal": "contract estimators packing",
+    "diagnostics": "estimators",
+    "tuning": "bounds diagnostics estimators laws",
+    "evaluation": "contract diagnostics estimators marginal packing",
+    "fisher": "contract estimators marginal",
+    "kl": "diagnostics evaluation packing",
+    "objectives": "contract estimators packing",
+    "models": "contract",
+    "annealing": "contract diagnostics estimators evaluation marginal models packing",
+    "integrations": "estimators evaluation",
+    "dohyo": "annealing contract diagnostics estimators evaluation fisher laws marginal packing tuning",
+    "__main__": "",
+    "lab": "",
+    "lab.folder": "",
+    "lab.parsing": "",
+    "lab.data": "",
+    "lab.targets": "",
+    "lab.rewards": "",
+    "lab.bank": "diagnostics estimators evaluation lab.data packing",
+    "lab.training": "contract estimators evaluation lab.folder objectives",
+    "lab.fast": "contract lab.training objectives packing",
+    "lab.experiments": "estimators evaluation kl lab.data lab.fast lab.folder lab.parsing lab.rewards lab.targets lab.training "
+    "models objectives",
+    "lab.plots": "bounds estimators evaluation kl lab.bank lab.folder",
+    "lab.studies": "bounds contract estimators evaluation lab.experiments lab.folder lab.plots lab.targets lab.training laws "
+    "marginal models objectives packing",
+    "lab.report": "dohyo lab.folder",
+    "lab.cli": "dohyo estimators evaluation lab.bank lab.experiments lab.folder lab.parsing lab.plots lab.report lab.studies "
+    "lab.training",
 }
-LIBRARY = {*ALLOWED, "files"}
+# What is imported only when it is used: inside a function, or for type checkers.
+LAZILY = {
+    "dohyo": "kl lab models objectives",
+    "__main__": "lab.cli",
+    "lab": "lab.bank lab.data lab.rewards lab.targets lab.training",
+    "lab.folder": "dohyo",
+    "lab.training": "lab.fast",
+    "lab.experiments": "lab.plots",
+}
+TO_COME = {"annealing"}
 
 
-def rooms_used(path: Path) -> set[str]:
-    used = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dohyo":
-            names = [node.module.split(".")[1]] if "." in node.module else [alias.name for alias in node.names]
-            used.update(names)
-        elif isinstance(node, ast.Import):
-            used.update(alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dohyo."))
-    return used
+def room_of(path: Path) -> str:
+    first, *rest = path.relative_to(SOURCE).with_suffix("").parts
+    if first == "lab" and rest != ["__init__"]:
+        return f"lab.{rest[0]}"
+    return "dohyo" if first == "__init__" else first
 
 
-def files_of(room: str) -> list[Path]:
-    return [SOURCE / f"{room}.py"] if (SOURCE / f"{room}.py").exists() else sorted((SOURCE / room).rglob("*.py"))
+FILES: dict[str, list[Path]] = {}
+for file in sorted(SOURCE.rglob("*.py")):
+    FILES.setdefault(room_of(file), []).append(file)
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_rooms(room: str) -> None:
-    assert files_of(room)
-    for path in files_of(room):
-        assert rooms_used(path) <= ALLOWED[room], path.name
+def arrows(node: ast.AST, lazily: bool = False) -> Iterator[tuple[str, bool]]:
+    """The rooms that are imported below this node, and whether lazily."""
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    for name in names:
+        package, *inside = name.split(".")
+        if package == "dohyo":
+            room = next((part for part in (".".join(inside[:2]), *inside[:1]) if part in ROOMS or part in FILES), "dohyo")
+            yield room, lazily
+    for child in ast.iter_child_nodes(node):
+        type_checking = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        yield from arrows(child, lazily or type_checking or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def test_the_library_never_uses_the_command_line() -> None:
-    for room in LIBRARY:
-        for path in files_of(room):
-            assert not rooms_used(path) & {"cli", "plots", "bank", "experiments", "studies", "report"}, path.name
+@pytest.mark.parametrize("room", sorted(FILES))
+def test_every_arrow(room: str) -> None:
+    assert room in ROOMS, f"{room} is a new room: add a row to ROOMS"
+    allowed = {room, *ANYWHERE, *ROOMS[room].split()}
+    for path in FILES[room]:
+        for used, lazily in arrows(ast.parse(path.read_text(encoding="utf-8"))):
+            assert used in allowed | (set(LAZILY.get(room, "").split()) if lazily else set()), f"{path.name} imports {used}"
+
+
+def test_the_table() -> None:
+    """It names real rooms, has no cycle, and separates library and laboratory."""
+    assert set(ROOMS) - set(FILES) <= TO_COME
+    for table in (ROOMS, LAZILY):
+        assert {used for row in table.values() for used in row.split()} <= set(ROOMS)
+    TopologicalSorter({room: row.split() for room, row in ROOMS.items()}).prepare()  # raises CycleError
+    for room in ROOMS:
+        used = [*ROOMS[room].split(), *LAZILY.get(room, "").split()]
+        if not room.startswith("lab") and room not in ("dohyo", "__main__"):
+            assert not any(one.startswith("lab") for one in used), room
+        assert "integrations" not in used, room
+
+
+def python(code: str) -> list[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_import_loads_nothing_heavier_than_torch() -> None:
-    code = (
+    added = python(
         "import sys, torch; before = set(sys.modules); import dohyo; "
         "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
     )
-    added = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"matplotlib", "rich", "jsonargparse", "yaml", "lightning", "scipy", "jinja2", "tensorboard"} & set(added)
 
 
 def test_plain_training_does_not_wait_for_the_compiler() -> None:
-    code = "import sys, dohyo.lab.experiments.density; print('dohyo.lab.fast.products' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert python("import sys, dohyo.lab.experiments.density; print('dohyo.lab.fast.products' in sys.modules)") == ["False"]
 
 
 def test_import_changes_no_global_state() -> None:
-    code = (
+    found = python(
         "import torch; torch.manual_seed(0); a = torch.random.get_rng_state(); d = torch.get_default_dtype(); "
         "import dohyo; print(torch.equal(a, torch.random.get_rng_state()), d == torch.get_default_dtype())"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["True", "True"]
+    assert found == ["True", "True"]
+
+
+def test_dir_shows_everything_and_everything_is_there() -> None:
+    code = "print(*dir(dohyo), *dir(dohyo.lab)); [getattr(part, name) for part in (dohyo, dohyo.lab) for name in dir(part)]"
+    shown = set(python(f"import dohyo; {code}"))
+    assert {"evaluate", "SUMO", "models", "objectives", "kl", "lab", "fit", "train", "LoopConfig", "DrawsConfig", "load"} <= shown
+    for wrong in ("fit", "divergence", "nothing"):
+        with pytest.raises(AttributeError, match=wrong):
+            getattr(dohyo, wrong)
+
+
+@pytest.mark.slow
+def test_the_readmes_example_passes_mypy_in_a_project_of_its_own(tmp_path: Path) -> None:
+    readme = Path(__file__).parent.parent / "README.md"
+    lines = [line[4:] for line in readme.read_text(encoding="utf-8").splitlines() if line.startswith((">>> ", "... "))]
+    assert any("evaluate" in line for line in lines)
+    assert any("lab.fit" in line for line in lines)
+    assert (SOURCE / "py.typed").is_file()
+    script = tmp_path / "readme.py"
+    # Errors inside dohyo are not shown, as if it were installed; "silent" is what mypy does for site-packages.
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir=cache", script.name]
+    environment = os.environ | {"MYPYPATH": str(SOURCE.parent)}
+
+    def errors(text: str) -> str:
+        script.write_text(text)
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False).stdout
+
+    assert errors("\n".join(lines) + "\n").startswith("Success")
+    assert "error" in errors("\n".join([*lines, "dohyo.fit(1)", "result.mean.nothing"]) + "\n")  # the power twin

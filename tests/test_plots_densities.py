@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dohyo.divergence import Draws, draw
+from dohyo.kl import Draws, draw
 from dohyo.lab.plots.densities import plot_density_comparison, plot_density_run, plot_marginals
 from dohyo.lab.plots.divergence import Curve, plot_divergence_curves, plot_reverse_kl_curves
 from dohyo.lab.targets import Autoregressive, Custom, EightSchools, Funnel, Ring, Target

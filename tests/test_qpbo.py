@@ -13,13 +13,13 @@ from torch import Tensor
 
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.qpbo import Best, Optimise, QPBOConfig, QPBORun
+from dohyo.lab.folder import read_records
 from dohyo.lab.rewards import Quadratic, known, load, random_qpbo
 from dohyo.lab.training.config import Progress
-from dohyo.lab.training.log import read_records
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.models import POLICIES, LatentPolicy
-from real import command, finished, kill_until_done, same_run, torchrun
+from real import command, finished, finished_together, kill_until_done, same_run
 
 from problems import all_bits
 
@@ -139,14 +139,14 @@ def test_users_reward(tmp_path: Path) -> None:
 
 def test_best_x_is_the_best_sample_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, seen = random_qpbo(30, seed=4), []
-    draw = LatentPolicy.draw
+    sample_joint = LatentPolicy.sample_joint
 
     def spy(self: LatentPolicy, n: int) -> tuple[Tensor, Tensor]:
-        z, x = draw(self, n)
+        z, x = sample_joint(self, n)
         seen.append(x)
         return z, x
 
-    monkeypatch.setattr(LatentPolicy, "draw", spy)
+    monkeypatch.setattr(LatentPolicy, "sample_joint", spy)
     found = train(tmp_path / "a", variables=30, instance_seed=4, steps=17, check_every=5, entropy=0.1)
     assert found is not None
     x = torch.cat(seen)[:340]  # the rest are of the trained policy, for its mean reward
@@ -357,13 +357,13 @@ def test_a_file_that_was_changed_is_no_longer_the_problem(tmp_path: Path, capsys
     train(tmp_path / "a", instance=tmp_path / "p.txt", index=1, steps=4)
     (tmp_path / "p.txt").write_text(TWO.replace("2 3 7", "2 3 8"))
     assert main(["qpbo", "--resume", str(tmp_path / "a"), "--steps", "8"]) == 2
-    assert "p.txt, problem 1: the best x of the run does not earn here what it did" in capsys.readouterr().err
+    assert "p.txt, problem 1: the best x of the run earns another reward now" in capsys.readouterr().err
 
 
 def test_two_processes(tmp_path: Path) -> None:
     """Uneven parts of the batch; the best of both processes counts."""
     options = ["--variables", "20", "--entropy", "0.1", "--check-every", "5", *SMALL, "--batch-size", "21", "--restarts", "2"]
-    done = finished(torchrun("-m", "dohyo", "qpbo", *options, "--steps", "10", "--out", "two"), tmp_path)
+    done = finished_together(command("qpbo", *options, "--steps", "10", "--out", "two"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("best reward") == 1
     found = result(tmp_path / "two")
@@ -472,7 +472,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--variables 5 --entropy -1", "entropy is -1"),
         ("--variables 5 --entropy nan", "entropy"),
         ("--variables 5 --scale 0", "scale is 0"),
-        ("--variables 5 --scale some", "scale is 'some'; it must be a number or auto"),
+        ("--variables 5 --scale some", "unknown scale 'some': the names are auto, a number"),
         ("--variables 5 --steps 0", "steps is 0"),
         ("--variables 5 --restarts 0", "restarts is 0"),
         ("--variables 5 --restarts 9 --steps 5", "restarts is 9, more than the 5 steps"),

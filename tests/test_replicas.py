@@ -13,6 +13,7 @@ import dohyo
 from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.stacked import Stacked, Unbatchable, check_batchable
 from dohyo.lab.fast.together import Replica, train_together
+from dohyo.lab.training import train
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE, TwoLayerVAE
@@ -88,7 +89,7 @@ def test_a_model_without_bind_that_was_in_evaluation_mode() -> None:
 def test_parameters_of_several_types_train_alone() -> None:
     made = model(0)
     made.shift = nn.Parameter(torch.zeros((), dtype=torch.float64))
-    assert len(list(dohyo.fit(made, DATA, objective("iwae"), config(0)))) == 2
+    assert len(list(dohyo.lab.fit(made, DATA, objective("iwae"), config(0)))) == 2
 
 
 class Poisoned(VAE):
@@ -147,7 +148,7 @@ def test_noise_of_the_data_is_each_run_s_own() -> None:
     list(train_together(members, wanted))
     for seed in range(2):
         made = model(seed)
-        list(dohyo.fit(made, ByHand(**fields), wanted, config(seed)))
+        list(dohyo.lab.fit(made, ByHand(**fields), wanted, config(seed)))
         assert_same(([], models[seed]), ([], made))
     members = [Replica(m, OnData(Numpy(**fields)), config(seed)) for seed, m in enumerate(models)]
     with pytest.raises(Unbatchable, match="other ways"):
@@ -158,14 +159,14 @@ def test_replicas_that_were_killed_apart_catch_up(tmp_path: Path) -> None:
     """Their checkpoints are those of runs alone: one of three epochs, one of two, one of none."""
     wanted = objective("sumo")
     for seed, epochs in ((0, 3), (1, 2)):
-        list(dohyo.fit(model(seed), DATA, wanted, config(seed, epochs=epochs), tmp_path / str(seed)))
+        list(dohyo.lab.fit(model(seed), DATA, wanted, config(seed, epochs=epochs), tmp_path / str(seed)))
     models = [model(seed) for seed in range(3)]
     members = [Replica(made, OnData(DATA), config(seed, epochs=4), tmp_path / str(seed)) for seed, made in enumerate(models)]
     seen = [(place, record["epoch"]) for place, record in train_together(members, wanted)]
     assert seen == [(2, 1), (2, 2), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
     for seed in range(3):
         made = model(seed)
-        list(dohyo.fit(made, DATA, wanted, config(seed, epochs=4)))
+        list(dohyo.lab.fit(made, DATA, wanted, config(seed, epochs=4)))
         best = load_checkpoint(tmp_path / str(seed))["best"]
         for key, value in made.state_dict().items():
             assert torch.allclose(best[key], value, atol=1e-5, rtol=0)
@@ -238,9 +239,9 @@ def test_models_that_cannot_be_mapped(cls: type[nn.Module], why: str) -> None:
         check_batchable(models, DATA.valid[:2], torch.tensor([0, 0, 1, 1]), "same")
     with pytest.raises(Unbatchable, match=why):
         list(train_together([Replica(m, OnData(DATA), config(seed)) for seed, m in enumerate(models)], objective("sumo")))
-    list(dohyo.fit(models[0], DATA, objective("iwae"), config(0, "auto", epochs=1)))  # alone it trains as ever
+    list(dohyo.lab.fit(models[0], DATA, objective("iwae"), config(0, "auto", epochs=1)))  # alone it trains as ever
     with pytest.raises(Unbatchable, match=why):
-        list(dohyo.fit(models[0], DATA, objective("iwae"), config(0, "captured", epochs=1)))
+        list(dohyo.lab.fit(models[0], DATA, objective("iwae"), config(0, "captured", epochs=1)))
 
 
 def test_a_parameter_that_is_listed_twice() -> None:
@@ -294,4 +295,5 @@ def test_batches_of_one_s_own_train_alone() -> None:
     members = [Replica(model(seed), Half(DATA), config(seed)) for seed in range(2)]
     with pytest.raises(Unbatchable, match="Half makes batches of its own"):
         list(train_together(members, objective("iwae")))
-    assert [record["step"] for _, record in train_together(members[:1], objective("iwae"))] == [2, 4]
+    alone = train(members[0].model, members[0].task, objective("iwae"), members[0].config)
+    assert [record["step"] for record in alone] == [2, 4]

@@ -1,11 +1,12 @@
 """`dohyo report`: real folders, a real page, and its tables as Markdown. How the page behaves is in test_report_page.py."""
 
 import html
+import importlib
 import json
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from markdown_it import MarkdownIt
 from dohyo.lab.cli import main
 from dohyo.lab.report import find, read
 from dohyo.lab.report.grids import NOTHING, grid, number, with_error
-from dohyo.lab.report.markdown import escaped, filled, table
 from dohyo.lab.report.runs import compare
 from folders import write_runs, write_study
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "docs"))
+blocks = importlib.import_module("blocks")
 RUNS = ("iwae", "replicas", "funnel", "bits", "unfinished")
 
 
@@ -109,7 +111,7 @@ def test_a_partial_study_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write_study(Path("rates"), cells_done=1)
     page = report("rates")
     assert "Not finished: 1 of 2 cells are done" in page.text
-    assert "dohyo reproduce rates --scale small --out rates goes on" in page.text
+    assert "dohyo reproduce rates --scale small --out rates continues" in page.text
     assert "1 of 2 cells" in capsys.readouterr().out
 
 
@@ -201,8 +203,8 @@ def damage(folder: Path, how: str) -> None:
     [
         ("cut", "rates/study.json: is damaged"),
         ("list", "rates/study.json: holds a list"),
-        ("missing", "'tables' is missing"),
-        ("holds", "'perhaps'; it must be true, false or null"),
+        ("missing", "rates/study.json: tables is missing"),
+        ("holds", "holds is 'perhaps'; it must be true or false or null"),
         ("ragged", "a row has 1 cells for 2 columns"),
         ("version", "schema_version is 2"),
         ("words", "cells_done is 'many'; it must be a whole number"),
@@ -212,8 +214,8 @@ def damage(folder: Path, how: str) -> None:
         ("no picture", "rates/rates.png"),
         ("yaml", "run/config.yaml: is damaged"),
         ("other yaml", "run/config.yaml: is not the config of a run of dohyo train, reverse-kl, qpbo"),
-        ("old config", "'test_terms' is missing"),
-        ("cost", "run: config.yaml or result.json is not of this version of dohyo: Unknown format code"),
+        ("old config", "run/config.yaml: seed is missing"),
+        ("cost", "run/config.yaml: cost is 'much'; it must be a number; it was written by another version of dohyo"),
         ("picture of a run", "error: run/samples.png: is not a whole PNG"),
         ("result", "run/result.json: is damaged"),
     ],
@@ -323,7 +325,7 @@ def test_no_number_loses_its_size(values: list[float | None]) -> None:
 @example("1. a")
 @example("--- &amp; $x$ [a](b) <b> | \\ `c`")
 def test_markdown_shows_text_as_it_is(text: str) -> None:
-    shown = re.fullmatch("<p>(.*)</p>\n", MarkdownIt().enable("table").render(escaped(text)))
+    shown = re.fullmatch("<p>(.*)</p>\n", MarkdownIt().enable("table").render(blocks.escaped(text)))
     assert shown is not None
     assert "<" not in shown[1]
     assert html.unescape(shown[1]) == text
@@ -332,39 +334,30 @@ def test_markdown_shows_text_as_it_is(text: str) -> None:
 def test_blocks_of_results(tmp_path: Path) -> None:
     write_study(tmp_path / "results/rates")
     text = "# A\n\n<!-- results:rates -->\nold\n<!-- end -->\n\nb\n\n<!-- results:rates Fitted slopes -->\n<!-- end -->\n\nc\n"
-    made = filled(text, tmp_path / "results", tmp_path / "docs")
+    made = blocks.filled(text, tmp_path / "results", tmp_path / "docs")
     assert "\nold\n" not in made
     assert "| SUMO's terms fall as k^-2 | E\\[Delta\\_k^2\\] = O(k^-2) | slope -2.01 ± 0.02 | **holds** |" in made
     assert "| toy | -2.01 | -2 |" in made
     assert "[every number](../results/rates/study.json)" in made
     assert re.sub(r"(results:[^\n]*\n).*?(<!-- end)", r"\1\2", made, flags=re.DOTALL) == text.replace("old\n", "")
-    assert filled(made, tmp_path / "results", tmp_path / "docs") == made
-    assert filled(made.replace("| -2.01 |", "| -2.5 |"), tmp_path / "results", tmp_path / "docs") == made
+    assert blocks.filled(made, tmp_path / "results", tmp_path / "docs") == made
+    assert blocks.filled(made.replace("| -2.01 |", "| -2.5 |"), tmp_path / "results", tmp_path / "docs") == made
     for wrong, message in (
         ("<!-- results:rates -->\n", "has no end"),
         ("<!-- results:ratse -->\n<!-- end -->\n", "dohyo reproduce ratse"),
         ("<!-- results:rates Fited slopes -->\n<!-- end -->\n", "did you mean 'Fitted slopes'"),
     ):
         with pytest.raises(ValueError, match=message):
-            filled(wrong, tmp_path / "results", tmp_path)
-
-
-def docs_module(name: str) -> Any:
-    spec = spec_from_file_location(name, ROOT / f"docs/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+            blocks.filled(wrong, tmp_path / "results", tmp_path)
 
 
 def test_readme_and_docs_are_as_the_results_are() -> None:
     """If not: python docs/tables.py."""
-    assert docs_module("tables").stale() == []
+    assert importlib.import_module("tables").stale() == []
 
 
 def test_the_gallery_holds_every_study_and_picture(tmp_path: Path) -> None:
-    gallery = docs_module("gallery").gallery
+    gallery = importlib.import_module("gallery").gallery
     assert gallery(tmp_path, tmp_path) == ""
     write_study(tmp_path / "rates", cells_done=1)
     made = gallery(tmp_path, tmp_path)
@@ -378,7 +371,7 @@ def test_the_gallery_holds_every_study_and_picture(tmp_path: Path) -> None:
 
 
 def test_a_table_of_markdown_keeps_its_columns() -> None:
-    made = table(grid("", ["a|b", "c"], [["x|y\nz", 1.5]], note="see `c`"))
+    made = blocks.table(grid("", ["a|b", "c"], [["x|y\nz", 1.5]], note="see `c`"))
     assert made == "| a\\|b | c |\n|---|---:|\n| x\\|y z | 1.500 |\n\nsee \\`c\\`\n"
 
 
@@ -429,5 +422,5 @@ def test_words_are_sorted_by_the_numbers_that_they_begin_with() -> None:
 
 def test_a_partial_study_says_so_in_markdown(tmp_path: Path) -> None:
     write_study(tmp_path / "rates", cells_done=1)
-    made = filled("<!-- results:rates -->\n<!-- end -->\n", tmp_path, tmp_path)
+    made = blocks.filled("<!-- results:rates -->\n<!-- end -->\n", tmp_path, tmp_path)
     assert "`dohyo reproduce rates --scale small`, 1 min 15 s, 1 of 2 cells so far; [every number]" in made

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from dohyo.lab.experiments import solvers
-from dohyo.lab.experiments.solvers import SOLVERS, Solution
 from dohyo.lab.rewards import Custom, Quadratic, random_qpbo
+
+from benchmarks import solvers
+from benchmarks.solvers import SOLVERS, Solution
 
 ROOT = Path(__file__).parent.parent
 BQP = "1\n3 4\n1 1 3\n1 2 -4\n2 3 7\n3 3 -2\n"  # the most is 12 at (0, 1, 1)

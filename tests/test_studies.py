@@ -56,7 +56,7 @@ class Squares(Study[SquaresConfig]):
         table = Table("Squares", ["square"], [[square] for square in squares])
         return [Conclusion("Squares are positive", "", f"the least is {min(squares)}", min(squares) > 0)], [table]
 
-    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+    def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         figure = Figure()
         figure.subplots().plot([cell["square"] for cell in cells.values()])
         return [save_picture(figure, {"count": len(cells)}, folder, "squares.png", "Squares", "A rising line")]
@@ -150,7 +150,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"n_0.json: was made with power 2.0, and 3.0 is wanted now; choose another --out"):
         reproduce(Squares.at("smoke", power=3.0), tmp_path)
     (tmp_path / "cells/n_1.json").write_text("{")
-    with pytest.raises(ValueError, match=r"n_1.json: is damaged .*; remove it, and the same command makes it anew"):
+    with pytest.raises(ValueError, match=r"n_1.json: is damaged .*; remove it, and the same command writes it again"):
         reproduce(Squares.at("smoke"), tmp_path)
     (tmp_path / "study.json").write_text('{"study": "table1"}')
     with pytest.raises(ValueError, match="holds the study 'table1', not 'squares'"):
@@ -164,7 +164,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     with monkeypatch.context() as patch:
         patch.setattr(Squares, "fails", True)
         assert main(line) == 130
-    assert capsys.readouterr().err == "dohyo: interrupted; the same command goes on with s\n"
+    assert capsys.readouterr().err == "dohyo: interrupted; the same command continues with s\n"
     assert main([*line, "--side", "even"]) == 0
     assert "3 of 4 cells" in capsys.readouterr().out
     assert main([*line, "--json"]) == 0
@@ -205,7 +205,7 @@ def test_every_study_keeps_the_contract(study: type[Study[StudyConfig]]) -> None
         (["convergence", "--trials", "1", "--out", "x"], "trials is 1; it must be at least 2"),
         (["convergence", "--max-k", "100", "--out", "x"], "max_k is 100; it must be a power of two"),
         (["convergence", "--trails", "3", "--out", "x"], "--trails"),
-        (["convergence", "--scale", "smoke", "--device", "tpu", "--out", "x"], "device is 'tpu'"),
+        (["convergence", "--scale", "smoke", "--device", "tpu", "--out", "x"], "unknown device 'tpu'"),
         (["convergence", "--scale", "smoke", "--run", "nowhere", "--part", "vae", "--out", "x"], "nowhere: holds no run"),
         (["estimates", "--estimator", "sumo", "--out", "x"], "did you mean 'sumo-"),
         (["estimates", "--always", "[0]", "--out", "x"], "always is"),
@@ -282,7 +282,7 @@ def test_a_run_in_a_cell(tmp_path: Path) -> None:
 def test_the_verdicts_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(STUDIES, "squares", Squares)
-    for sides, verdict in (("odd", "yes"), ("even", "NO")):  # at 0 the square is not positive
+    for sides, verdict in (("odd", "holds"), ("even", "does not hold")):  # at 0 the square is not positive
         assert main(["reproduce", "squares", "--out", "s", "--side", sides, "--device", "cpu"]) == 0
         assert f" {verdict} " in capsys.readouterr().out
 
@@ -304,5 +304,5 @@ def test_an_interrupt_that_a_cell_swallowed_is_heard(
     monkeypatch.setitem(STUDIES, "squares", Squares)
     monkeypatch.setattr(Squares, "run_cell", run_cell)
     assert main(["reproduce", "squares", "--out", "s", "--device", "cpu"]) == 130
-    assert capsys.readouterr().err == "dohyo: interrupted; the same command goes on with s\n"
+    assert capsys.readouterr().err == "dohyo: interrupted; the same command continues with s\n"
     assert [path.name for path in Path("s/cells").iterdir()] == ["n_0.json"]

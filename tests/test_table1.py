@@ -15,10 +15,10 @@ from dohyo.lab.data import load
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.plots.table1 import plot_table
 from dohyo.lab.studies.published import COSTS, PUBLISHED, SOURCES
-from dohyo.lab.studies.replicas import Contrast, all_below
 from dohyo.lab.studies.study import picked
 from dohyo.lab.studies.table1 import Table1
 from dohyo.lab.studies.table1_findings import DATA, ROWS, Entry, Findings
+from dohyo.lab.studies.verdicts import Contrast, all_below
 from real import command, finished, killed_when, picture
 
 SAMPLE = st.lists(st.integers(-1000, 1000).map(lambda n: n / 8), min_size=2, max_size=5).filter(lambda s: len(set(s)) > 1)
@@ -178,9 +178,9 @@ def test_killed_it_goes_on_and_another_command_adds_a_cell(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rows", '["sum"]'], "unknown row 'sum': did you mean 'sumo'"),
-        (["--sets", '["minst"]'], "unknown set 'minst': did you mean 'mnist'"),
-        (["--replicas", "1"], "replicas is 1; there must be at least 2"),
+        (["--rows", '["sum"]'], "unknown rows 'sum': did you mean 'sumo'"),
+        (["--sets", '["minst"]'], "unknown sets 'minst': did you mean 'mnist'"),
+        (["--replicas", "1"], "replicas is 1; it must be at least 2"),
         (["--costs", "[1]"], "each must be at least 5"),
         (["--estimator", "sume"], "did you mean 'sumo'"),
     ],

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import dohyo
-from dohyo import IWAE, SUMO, LoopConfig, MultilevelRR, fit
+from dohyo import IWAE, SUMO, MultilevelRR
+from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import Dataset, load
 from dohyo.lab.training.config import Progress
 from dohyo.lab.training.log import read_records
+from dohyo.lab.training.loop import Diverged
+from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import CHECKPOINT, load_checkpoint
-from dohyo.lab.training.tasks import Batches, OnData
+from dohyo.lab.training.tasks import Batches, OnData, validation_nll
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 
@@ -151,6 +154,34 @@ def test_divergence_stops_with_the_last_good_checkpoint(digits: Dataset, tmp_pat
     assert all(bool(value.isfinite().all()) for value in load_checkpoint(tmp_path)["model"].values())
 
 
+def test_a_run_that_is_lost_in_the_last_step_of_an_epoch(digits: Dataset, tmp_path: Path) -> None:
+    """The losses of the epoch are numbers, the parameters after it are not: said so before the model is looked at."""
+
+    class Infinite(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return torch.zeros(())
+
+        @staticmethod
+        def backward(ctx: object, *gradients: Tensor) -> Tensor:
+            return gradients[0] * math.inf
+
+    class Lost(VAE):
+        steps = 0
+
+        def bind(self, x: Tensor, detach_posterior: bool = False) -> object:
+            source = super().bind(x, detach_posterior)
+            self.steps += self.training
+            last = self.steps == 2 * math.ceil(len(digits.train) / 100)
+            return lambda rows: source(rows) + (Infinite.apply(self.decoder[4].bias[0]) if last else 0.0)
+
+    torch.manual_seed(0)
+    config = LoopConfig(epochs=5, checkpoint_seconds=0.0, device="cpu")
+    with pytest.raises(Diverged, match=r"diverged in epoch 2 .*a parameter is not finite"):
+        list(fit(Lost(data=64, hidden=8, latent=2), digits, MaximumLikelihood(IWAE(2)), config, tmp_path))
+    assert load_checkpoint(tmp_path)["numbers"]["epoch"] == 1
+
+
 def test_a_module_without_an_encoder(digits: Dataset) -> None:
     class Mixture(nn.Module):
         """z is a component; the proposal is uniform and has no parameters."""
@@ -166,7 +197,7 @@ def test_a_module_without_an_encoder(digits: Dataset) -> None:
     torch.manual_seed(0)
     records = list(fit(Mixture(), digits, MaximumLikelihood(IWAE(5)), LoopConfig(epochs=5, learning_rate=0.05, device="cpu")))
     assert records[-1]["valid_nll"] < records[0]["valid_nll"] - 1
-    with pytest.raises(ValueError, match="encoder_parameters"):
+    with pytest.raises(ValueError, match=r"Mixture has no bind\(x, detach_posterior"):
         next(fit(Mixture(), digits, MaximumLikelihood(MultilevelRR(2)), LoopConfig(device="cpu")))
 
 
@@ -237,3 +268,13 @@ def test_the_order_is_drawn_on_one_thread_and_the_others_come_back(digits: Datas
         assert (seen, torch.get_num_threads()) == ([1], 2)
     finally:
         torch.set_num_threads(before)
+
+
+def test_validation_is_an_evaluation_that_leaves_the_data_where_they_are(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, model, valid = LoopConfig(valid_terms=3, max_rows=500, seed=4), small(), digits.valid.repeat(6, 1)
+    whole = dohyo.evaluate(model, valid, IWAE(3), batch_size=1000, max_rows=500, seed=4)
+    monkeypatch.setattr("dohyo.evaluation.checksum", None)  # it takes the data to the host, replica by replica, epoch by epoch
+    assert validation_nll(model, valid, config, launch("cpu")) == -whole.mean * len(valid) / len(valid)
+    assert len(valid) > 1000  # in more than one batch

@@ -4,72 +4,39 @@ Log-weights in, an estimate of log p(x) out: `estimate` and `log_marginal` join 
 `evaluate` puts an error bar on a data set, `tune` finds the estimator with the least variance for its cost.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from dohyo import diagnostics
 from dohyo.contract import Model, proposed
 from dohyo.errors import DohyoError
-from dohyo.estimators import (
-    ELBO,
-    IWAE,
-    JVI,
-    SUMO,
-    Estimator,
-    MultilevelRR,
-    MultilevelSS,
-    SymmetricSUMO,
-    from_dict,
-    to_dict,
-)
+from dohyo.estimators import ELBO, IWAE, JVI, SUMO, Estimator, MultilevelRR, MultilevelSS, SymmetricSUMO, from_dict, to_dict
 from dohyo.evaluation import Comparison, Evaluation, compare, evaluate
+from dohyo.fisher import FisherInformation, fisher_information, score
 from dohyo.laws import Finite, Geometric, HarmonicTail, Law, PowerLaw
 from dohyo.marginal import estimate, log_marginal, reduce
 from dohyo.packing import pad, rows
-from dohyo.score import FisherInformation, fisher_information, score
 from dohyo.tuning import tune
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from dohyo import kl, lab, models, objectives
+
+__version__ = "0.2.0"
 
 __all__ = [
-    "ELBO",
-    "IWAE",
-    "JVI",
-    "SUMO",
-    "Comparison",
-    "DohyoError",
-    "Estimator",
-    "Evaluation",
-    "Finite",
-    "FisherInformation",
-    "Geometric",
-    "HarmonicTail",
-    "Law",
-    "Model",
-    "MultilevelRR",
-    "MultilevelSS",
-    "PowerLaw",
-    "SymmetricSUMO",
-    "compare",
-    "diagnostics",
-    "estimate",
-    "evaluate",
-    "fisher_information",
-    "from_dict",
-    "log_marginal",
-    "pad",
-    "proposed",
-    "reduce",
-    "rows",
-    "score",
-    "to_dict",
-    "tune",
-]
+    "ELBO", "IWAE", "JVI", "SUMO", "Comparison", "DohyoError", "Estimator", "Evaluation", "Finite", "FisherInformation",
+    "Geometric", "HarmonicTail", "Law", "Model", "MultilevelRR", "MultilevelSS", "PowerLaw", "SymmetricSUMO", "compare",
+    "diagnostics", "estimate", "evaluate", "fisher_information", "from_dict", "kl", "lab", "log_marginal", "models",
+    "objectives", "pad", "proposed", "reduce", "rows", "score", "to_dict", "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    """Training and its rooms wait until they are asked for: they need more than torch."""
-    import importlib
-
-    if name in ("fit", "train", "LoopConfig", "DrawsConfig"):
-        return getattr(importlib.import_module("dohyo.lab.training"), name)
-    if name in ("models", "objectives", "divergence", "lab"):
-        return importlib.import_module(f"dohyo.{name}")
+    """Rooms that take longer to import are loaded at their first use."""
+    if name in ("kl", "lab", "models", "objectives"):
+        return import_module(f"dohyo.{name}")
     raise AttributeError(f"module 'dohyo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,29 +1,28 @@
 """Log-mean-exps over blocks of log-weights: the arithmetic of every estimator, in float64 and stable.
 
-All functions take log_w (batch, width), finite (see `settle`), are pure, and can be differentiated as often as wanted,
-at ties too. `torch.logcumsumexp` is not used: its second derivative is NaN wherever the incoming gradient is zero.
+All functions take finite log_w (batch, width), see `settle`, are pure, and can be differentiated any number of times, also
+at ties. `torch.logcumsumexp` is not used: its second derivative is NaN wherever the incoming gradient is zero.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 from math import comb
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-# What stands for log 0 after a row has been shifted to have maximum 0: low enough that exp() of it is exactly 0 beside any
-# real weight, high enough that log 2 added to it is not lost.
+# Replaces log 0 in rows shifted to maximum 0: low enough that exp() gives exactly 0 beside any real weight, high enough that
+# adding log 2 is not lost to rounding.
 FLOOR = -1e12
-_KEPT_CELLS = 2**24  # tables of pairs up to so many cells are kept whole; beyond, the backward pass makes them again
-_CELLS = 2**22  # most cells of one temporary in the pairwise part of `leave_one_out_differences`
+_KEPT_CELLS = 2**24  # larger tables of pairs are not kept for the backward pass but computed again
+_CELLS = 2**22  # the most cells of a temporary in the pairwise part of `leave_one_out_differences`
 
 
 def settle(log_w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(log_w - anchor, anchor, empty): rows shifted to maximum 0, with a finite floor in place of -inf.
+    """(log_w - anchor, anchor, empty): rows shifted to maximum 0, a finite floor in place of -inf, and where the weights are 0.
 
     The shift keeps float64's digits for differences; the floor keeps NaN (inf - inf) out of values and gradients.
-    `empty` marks the weights that are zero.
     """
     anchor = log_w.detach().amax(-1, keepdim=True)
     anchor = torch.where(anchor == -torch.inf, 0.0, anchor)
@@ -40,7 +39,7 @@ def log_add(a: Tensor, b: Tensor) -> Tensor:
 def prefix_log_sum(log_w: Tensor) -> Tensor:
     """log(w_1 + ... + w_k) for every k, by a scan of log2(width) doubling steps.
 
-    On a GPU, where each step would be a launch of its own, by all pairs at once, while they are few.
+    On a GPU, where every step is a kernel launch, a small input goes through a table of all pairs instead.
     """
     if log_w.is_cuda and log_w.numel() * log_w.shape[-1] <= _KEPT_CELLS:
         return _prefix_log_sum_by_pairs(log_w)
@@ -68,61 +67,43 @@ def leave_one_out_differences(log_w: Tensor, first: int) -> Tensor:
 
     .. math:: d_k = \log\tfrac{k-1}{k} - \frac1k \sum_{i \le k} \log(1 - w_i / S_k), \qquad S_k = w_1 + \dots + w_k
 
-    Each term is at most log 2 for every weight but the largest of the prefix, whose rest is carried as a sum of its own:
-    whenever a new maximum arrives the old one joins the rest, else the newcomer does. So only a table of
-    log1p(-w_i / S_k) over pairs is needed: up to width^2 cells for each datum, made in slices of bounded size; autograd, if
-    asked, keeps 16 bytes of each, or from a few million cells on makes them again in the backward pass, so that memory stays
-    bounded where a rare K is huge. At width 2,000 one datum takes about 0.1 s of a core; times and peak memory, with and
-    without the backward pass, are in `results/throughput.json`.
+    Each term is at most log 2 except for the largest weight of the prefix, for which the sum of the other weights is tracked
+    separately: a new maximum sends the old one into that sum, any other weight goes there itself. What remains is a table of
+    log1p(-w_i / S_k) over pairs, up to width^2 cells for each datum, computed in slices of bounded size. Autograd keeps 16
+    bytes for each cell; beyond `_KEPT_CELLS` cells they are computed again in the backward pass, so memory stays bounded
+    even if a rare K is huge. At width 2,000 one datum takes about 0.1 s on one core; `results/throughput.json` has times and
+    peak memory.
     """
     width = log_w.shape[-1]
     top, where_top = log_w.cummax(-1)
     loser = torch.where(log_w[:, 1:] >= top[:, :-1], top[:, :-1], log_w[:, 1:])
     rest = prefix_log_sum(torch.cat([torch.full_like(log_w[:, :1], FLOOR), loser], -1))
     total = log_add(top, rest)
-    again = log_w.requires_grad and log_w.numel() * width > _KEPT_CELLS
-    slices = []
+    without_each = _without_each
+    if log_w.requires_grad and log_w.numel() * width > _KEPT_CELLS:
+        without_each = partial(checkpoint, _without_each, use_reentrant=False, preserve_rng_state=False)
     step = max(1, _CELLS // max(1, log_w.numel()))
-    for begin in reversed(range(first - 1, width, step)):  # the largest first: the others then fit into the memory it leaves
-        arguments = (log_w, total, where_top, begin, min(begin + step, width))
-        slices.append(_MadeAgain.apply(*arguments) if again else _without_each(*arguments))  # type: ignore[no-untyped-call]
+    slices = [
+        without_each(log_w, total, where_top, begin, min(begin + step, width))
+        for begin in reversed(range(first - 1, width, step))  # the largest first: the others reuse its memory
+    ]
     others = torch.cat(slices[::-1], -1) if slices else total[:, :0]
     k = _integers(first, width + 1, log_w)
     return (-1 / k).log1p() - (others + (rest - total)[:, first - 1 :]) / k
 
 
 def _without_each(log_w: Tensor, total: Tensor, where_top: Tensor, begin: int, end: int) -> Tensor:
-    """The sum of log1p(-w_i / S_k) over i <= k but for the largest, for k = begin + 1, ..., end."""
+    """The sum of log1p(-w_i / S_k) over all i <= k except the largest weight, for k = begin + 1, ..., end."""
     own, index = slice(begin, end), torch.arange(end, device=log_w.device)
     counted = (index <= index[own, None]) & (index != where_top[:, own, None])
     ratio = torch.where(counted, log_w[:, None, :end] - total[:, own, None], -torch.inf).exp()
     return (-ratio).log1p().sum(-1)
 
 
-class _MadeAgain(torch.autograd.Function):
-    """`_without_each`, of which nothing is kept for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, log_w: Tensor, total: Tensor, where_top: Tensor, begin: int, end: int) -> Tensor:
-        ctx.save_for_backward(log_w, total, where_top)
-        ctx.ends = begin, end
-        return _without_each(log_w, total, where_top, begin, end)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        log_w, total, where_top = ctx.saved_tensors
-        twice = torch.is_grad_enabled()  # a second derivative is wanted: then the graph must reach the arguments themselves
-        with torch.enable_grad():
-            views = (log_w.view_as(log_w), total.view_as(total))  # total comes from log_w, which would count twice
-            log_w, total = views if twice else (view.detach().requires_grad_() for view in views)
-            found = _without_each(log_w, total, where_top, *ctx.ends)
-        return *torch.autograd.grad(found, (log_w, total), gradients[0], create_graph=twice), None, None, None
-
-
 def leave_out_mean(log_w: Tensor, left_out: int) -> Tensor:
     """The average log-mean over all blocks that leave out `left_out` of the weights, (batch,).
 
-    All subsets of one size are reached by leaving one out of the subsets that are one larger, so only those are listed.
+    Only the subsets that are one larger are listed: leaving one out of each reaches every subset of the size wanted.
     """
     batch, k = log_w.shape
     if left_out == 0:

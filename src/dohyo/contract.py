@@ -74,19 +74,30 @@ def bound(model: Model, x: Tensor, **options: bool) -> Source:
     options = {name: wanted for name, wanted in options.items() if wanted}
     if offers(model, "bind"):
         bind: Any = model.bind  # type: ignore[attr-defined]
-        if not torch.compiler.is_compiling():
+        if options and not torch.compiler.is_compiling():
             _check_takes(bind, model, options)
         source = bind(x, **options)
     elif options:
         require(model, f"a gradient with {' and '.join(options)}", "bind")
     else:
-        require(model, "an estimate of log p(x)", "log_weights")
+        if not offers(model, "log_weights"):
+            require(model, "an estimate of log p(x)", "log_weights")
         source = lambda rows: model.log_weights(x, rows)  # noqa: E731
     return lambda rows: source(rows.to(x.device))
 
 
+def one_for_each(chunk: Tensor, log_w: Tensor) -> Tensor:
+    """`log_w`, or a ValueError if it is not one float for each row of `chunk`."""
+    if log_w.shape != chunk.shape or not log_w.is_floating_point():
+        raise DohyoError(
+            f"log_weights returned {log_w.dtype} {tuple(log_w.shape)} for {len(chunk)} rows; "
+            f"it must return one float for each row, ({len(chunk)},)"
+        )
+    return log_w
+
+
 def _check_takes(bind: Callable[..., Source], model: object, options: dict[str, bool]) -> None:
-    parameters = inspect.signature(bind).parameters.values() if options else ()
+    parameters = inspect.signature(bind).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return
     for name in options:
@@ -97,9 +108,11 @@ def _check_takes(bind: Callable[..., Source], model: object, options: dict[str, 
 def split(model: object) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """theta and phi, without what is frozen; all is theta where the model does not say which is which."""
     name = type(model).__name__
-    if offers(model, "encoder_parameters") or offers(model, "decoder_parameters"):
-        require(model, "a model that has the other of the two", "encoder_parameters", "decoder_parameters")
+    lists = [offers(model, "encoder_parameters"), offers(model, "decoder_parameters")]
+    if all(lists):
         theta, phi = list(model.decoder_parameters()), list(model.encoder_parameters())  # type: ignore[attr-defined]
+    elif any(lists):
+        require(model, "a model that has the other of the two", "encoder_parameters", "decoder_parameters")
     elif isinstance(model, nn.Module):
         theta, phi = list(model.parameters()), []
     else:

@@ -1,6 +1,7 @@
-"""How good an estimate is: variance stratified over K, the tail of the weights, an interval that outliers cannot move."""
+"""How good an estimate is: its variance stratified over K, the tail of the weights, an interval robust to outliers."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,9 @@ class Moments:
     Attributes:
         mean, variance: Averages over the data.
         per_datum_mean, per_datum_variance: (data,).
-        gradient_variance: The trace of the gradient's covariance, averaged over the data, where gradients were given.
-        cost: Log-weights for each datum, under the law as measured.
-        uncovered: The probability of a depth beyond the pilot's width, which counts as the deepest measured.
+        gradient_variance: The trace of the gradient's covariance, averaged over the data; None without gradients.
+        cost: Log-weights for each datum, with the depths that were measured.
+        uncovered: The probability of depths beyond the pilot's width; they count as the deepest one measured.
     """
 
     mean: float
@@ -39,32 +40,30 @@ def moments(estimator: Estimator, log_w: Tensor, grad_log_w: Tensor | None = Non
 
     .. math:: \mathrm{Var} = \sum_K P(K)\, E[\hat Y_K^2] - \Big(\sum_K P(K)\, E[\hat Y_K]\Big)^2
 
-    because plain Monte Carlo misses the rare K that carry the variance. Each row is cut into disjoint blocks, at least
-    two, each long enough for the deepest K (or half a row where there is no such K).
+    because plain Monte Carlo misses the rare K that carry the variance. Each row is cut into two or more disjoint blocks,
+    each long enough for the deepest K (half a row if K is unbounded).
 
     Args:
-        grad_log_w: (data, samples, parameters), d log w / d theta for each weight, to measure the gradient's variance,
-            the paper's criterion; a random projection of a long theta does as well.
+        grad_log_w: (data, samples, parameters), d log w / d theta for each weight, to measure the gradient's variance, the
+            paper's criterion; a random projection of a long theta works as well.
     """
     blocks, grads = cut(log_w, estimator.max_terms, grad_log_w)
     depths, probability, uncovered = depth_probabilities(estimator, blocks.shape[-1])
-    flat = blocks.flatten(0, 1)
-    mean, variance = stratified_moments(estimator.paths(flat).view(*blocks.shape[:2], -1), probability)
+    mean, variance = stratified_moments(components(estimator.paths, blocks, None)[0], probability)
     gradient_variance = None
     if grads is not None:
-        along = [jvp(estimator.paths, (flat,), (g.flatten(0, 1),))[1] for g in grads.unbind(-1)]
-        traces = [stratified_moments(path.view(*blocks.shape[:2], -1), probability)[1] for path in along]
+        traces = [stratified_moments(paths, probability)[1] for paths in components(estimator.paths, blocks, grads)]
         gradient_variance = float(torch.stack(traces).sum(0).mean())
     cost = float((estimator.terms(depths).double() * probability).sum())
     return Moments(float(mean.mean()), float(variance.mean()), mean, variance, gradient_variance, cost, uncovered)
 
 
 def cut(log_w: Tensor, terms: float | None, grad_log_w: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """(data, blocks, width) of disjoint blocks of `terms` weights each, or of half a row where `terms` is unbounded."""
+    """(data, blocks, width): disjoint blocks of `terms` weights each, or of half a row if `terms` is unbounded."""
     if log_w.ndim != 2 or log_w.shape[0] < 1 or log_w.shape[1] < 2:
         raise DohyoError(f"log_w has shape {tuple(log_w.shape)}; it must be (data, samples) with at least 2 samples")
     if not bool(log_w.isfinite().all()):
-        raise DohyoError("log_w has entries that are not finite; a pilot must be finite")
+        raise DohyoError("log_w has entries that are not finite; drop those data, or give the pilot a better proposal")
     samples = log_w.shape[1]
     width = samples // 2 if terms is None or terms == math.inf else int(terms)
     if samples < 2 * width:
@@ -74,17 +73,25 @@ def cut(log_w: Tensor, terms: float | None, grad_log_w: Tensor | None = None) ->
     if grad_log_w is None:
         return blocks, None
     if grad_log_w.ndim != 3 or grad_log_w.shape[:2] != log_w.shape:
-        raise DohyoError(f"grad_log_w has shape {tuple(grad_log_w.shape)}; it must be log_w's shape and a last axis")
+        raise DohyoError(f"grad_log_w has shape {tuple(grad_log_w.shape)}; it must be log_w's shape with one more axis")
     return blocks, grad_log_w[:, : count * width].double().unflatten(1, (count, width))
 
 
+def components(bounds: Callable[[Tensor], Tensor], blocks: Tensor, grads: Tensor | None) -> Tensor:
+    """(components, data, blocks, ...): the bounds themselves, or their derivatives in each parameter."""
+    flat = blocks.flatten(0, 1)
+    along = [] if grads is None else [jvp(bounds, (flat,), (g.flatten(0, 1),))[1] for g in grads.unbind(-1)]
+    parts: Tensor = torch.stack(along or [bounds(flat)]).unflatten(1, blocks.shape[:2])
+    return parts
+
+
 def depth_probabilities(estimator: Estimator, width: int) -> tuple[Tensor, Tensor, float]:
-    """(depths, P(depth), P(deeper)) for the depths that `width` allows; the last one takes what is deeper."""
+    """(depths, P(depth), P(deeper)) for the depths that fit into `width`; the last one includes all that are deeper."""
     depths = estimator.depths(width)
     if len(depths) == 0:
         raise DohyoError(f"blocks of {width} log-weights are too short for {estimator}; give more pilot samples")
     survival = estimator.depth_law.survival(torch.cat([depths, depths[-1:] + 1]))
-    drawable = survival[:-1] > 1e-30  # deeper ones are never drawn, and their weights overflow
+    drawable = survival[:-1] > 1e-30  # deeper ones are never drawn, and their coefficients overflow
     depths, survival = depths[drawable], survival[: int(drawable.sum()) + 1].clone()
     uncovered = float(survival[-1])
     survival[-1] = 0.0
@@ -103,16 +110,15 @@ def stratified_moments(paths: Tensor, probability: Tensor) -> tuple[Tensor, Tens
 
 
 def khat(log_w: Tensor) -> Tensor:
-    r"""The Pareto shape k-hat of the largest importance weights of each row, (data,): above 0.7 they are too heavy.
+    r"""The Pareto shape k-hat of the largest importance weights of each row, (data,): above 0.7 their tail is too heavy.
 
-    With k-hat > 1/2 the weights have no variance, with k-hat > 1 no mean. NaN where a row has fewer than 25 weights.
+    With k-hat > 1/2 the weights have no variance, with k-hat > 1 no mean. NaN if there are fewer than 25 weights.
 
     References:
         Vehtari et al., Pareto smoothed importance sampling (JMLR 2024); Zhang and Stephens (Technometrics 2009) for the
         fit; https://arxiv.org/abs/1507.02646
     """
-    samples = log_w.shape[-1]
-    if samples < 25:
+    if log_w.shape[-1] < 25:
         return torch.full(log_w.shape[:1], torch.nan, dtype=torch.float64)
     return torch.cat([_khat(part) for part in log_w.split(256)])
 
@@ -135,16 +141,13 @@ def _khat(log_w: Tensor) -> Tensor:
 def median_of_means(values: Tensor, confidence: float = 0.95) -> tuple[float, tuple[float, float]]:
     """The median of the means of up to 32 groups of values, and an interval from their order statistics.
 
-    A few huge values spoil a few groups only, so this stays put where the variance is infinite. It is an interval for
-    the group means' median, which lies below the mean where the distribution is skewed to the right.
+    A few huge values affect only a few groups, so this is stable even if the variance is infinite. The interval is one for
+    the median of a group's mean, which is below the mean if the distribution is skewed to the right.
     """
+    from scipy.special import bdtr  # type: ignore[import-untyped]  # here, so that `import dohyo` does not load scipy
+
     groups = min(32, len(values))
     means = torch.stack([part.mean() for part in values.double().tensor_split(groups)]).sort().values
-    log_half = [math.lgamma(groups + 1) - math.lgamma(i + 1) - math.lgamma(groups - i + 1) for i in range(groups + 1)]
-    below = torch.tensor(log_half, dtype=torch.float64).sub(groups * math.log(2)).exp().cumsum(0)
-    rank = int((below <= (1 - confidence) / 2).sum())
-    low, high = max(rank - 1, 0), min(groups - rank, groups - 1)
-    return float(means.median() if groups % 2 else means[groups // 2 - 1 : groups // 2 + 1].mean()), (
-        float(means[low]),
-        float(means[high]),
-    )
+    rank = int((bdtr(range(groups + 1), groups, 0.5) <= (1 - confidence) / 2).sum())
+    low, high = means[max(rank - 1, 0)], means[min(groups - rank, groups - 1)]
+    return float(means[(groups - 1) // 2 : groups // 2 + 1].mean()), (float(low), float(high))

@@ -1,4 +1,4 @@
-"""An honest test log-likelihood: the mean over data with an error bar, and what to think of it."""
+"""An honest test log-likelihood: the mean over data with an error bar, diagnostics and warnings."""
 
 import dataclasses
 import math
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from dohyo.contract import Model, bound
 from dohyo.diagnostics import khat, median_of_means
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, whole
 from dohyo.estimators import Estimator
-from dohyo.files import plain as to_plain
-from dohyo.marginal import estimate
+from dohyo.files import plain
+from dohyo.marginal import estimate, log_marginal
 from dohyo.packing import rows
 
 _HEAVY = 0.7  # k-hat above which importance weights are not to be trusted (Vehtari et al.)
@@ -25,21 +25,21 @@ _PILOT_DATA, _PILOT_REPLICATES = 256, 4
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found.
+    """The result of `evaluate`.
 
     Attributes:
         mean: The mean over the data of the estimated log p(x), in nats.
-        stderr: Its standard error as an estimate for new data like these: data and estimator noise together.
-        noise_stderr: The estimator's part of it, for these very data; None with a single replicate.
-        interval: The confidence interval of `mean` that goes with `stderr`.
-        robust_mean, robust_interval: By median of means, where the estimator's variance is infinite; else None.
+        stderr: Its standard error as an estimate for new data of this kind: the data's variation and the estimator's noise.
+        noise_stderr: The estimator's noise alone, for these very data; None with a single replicate.
+        interval: The confidence interval of `mean` that belongs to `stderr`.
+        robust_mean, robust_interval: By median of means, if the estimator's variance is infinite; else None.
         per_datum: (data,) float64, averaged over replicates.
-        replicates: Estimates made for each datum.
-        cost: Log-weights spent in all, pilot and diagnostics included.
-        khat: (examined data,) Pareto k-hat of their weights; above 0.7 they are too heavy for any of this.
+        replicates: The number of estimates for each datum.
+        cost: The number of log-weights computed, including pilot and diagnostics.
+        khat: (examined data,) Pareto k-hat of their weights; above 0.7 the weights are too heavy for these numbers.
         kind: "lower bound", "unbiased", "unbiased for IWAE_n", or "neither a bound nor unbiased".
-        warnings: What a reader must know before trusting the numbers; empty if nothing.
-        fingerprint: A checksum of the data, so that `compare` can tell whether two evaluations are paired; 0 if unknown.
+        warnings: What to know before trusting the numbers; empty if there is nothing.
+        fingerprint: A checksum of the data, by which `compare` recognises paired evaluations; 0 if unknown.
         per_datum_stderr: (data,) the estimator's noise in `per_datum`; None with a single replicate.
     """
 
@@ -59,17 +59,17 @@ class Evaluation:
     per_datum_stderr: Tensor | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON: everything but `per_datum`, with k-hat summarised and null for what is not finite."""
-        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del plain["per_datum"], plain["per_datum_stderr"]
+        """Everything but each datum's values as JSON can hold it: k-hat summarised, null for numbers that are not finite."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del fields["per_datum"], fields["per_datum_stderr"]
         finite = self.khat[self.khat.isfinite()]
-        plain["khat"] = {
+        fields["khat"] = {
             "examined": len(finite),
             "median": float(finite.median()) if len(finite) else None,
             "max": float(finite.max()) if len(finite) else None,
             "share_above_0.7": float((finite > _HEAVY).double().mean()) if len(finite) else None,
         }
-        return {"data": len(self.per_datum), **to_plain(plain)}
+        return {"data": len(self.per_datum), **plain(fields)}
 
 
 @dataclass(frozen=True)
@@ -95,42 +95,36 @@ def evaluate(
     khat_data: int = 64,
     khat_samples: int = 500,
     seed: int = 0,
-    shared: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """The mean of log p(x) over a data set, with its standard error, diagnostics and warnings.
 
-    Runs without gradients, in evaluation mode, with its own seed in a forked RNG: nothing outside is disturbed.
+    It runs without gradients, in evaluation mode and on a forked RNG with its own seed: nothing outside changes.
 
     Args:
-        data: A tensor with one row for each datum, or batches of it (a tensor, or a tuple that begins with one), such as a
+        data: A tensor with one row for each datum, or batches (tensors, or tuples that begin with one), such as a
             DataLoader that does not shuffle.
         replicates: Independent estimates for each datum.
-        target_stderr: The standard error wanted of the estimator's noise (`noise_stderr`). A pilot then fixes the number
-            of replicates and is discarded: stopping when the numbers look good would bias them.
-        max_rows: The most rows given to the model at a time: this bounds memory. None: 2,000 on a CPU, where few are fastest,
-            and 200,000 elsewhere.
-        khat_data, khat_samples: How many data, from the first on, and weights of each, k-hat is taken from; 0 skips it.
-        shared: Refused: one K for all data would make them dependent and the standard error wrong.
+        target_stderr: The `noise_stderr` to reach. A pilot fixes the number of replicates and is discarded, because stopping
+            when the numbers look good would bias them.
+        max_rows: The most rows given to the model at a time, which bounds memory. None: 2,000 on a CPU, where small batches
+            are fastest, and 200,000 elsewhere.
+        khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it.
         progress: Called after each batch with the number of data done.
     """
-    if shared:
-        raise DohyoError("a shared K makes the data dependent and the standard error wrong; leave shared=False here")
-    if replicates < 1 or not 0 < confidence < 1 or batch_size < 1:
-        raise DohyoError(
-            f"replicates is {replicates}, batch_size {batch_size}, confidence {confidence}; "
-            "they must be at least 1, at least 1, and strictly between 0 and 1"
-        )
+    whole("replicates", replicates)
+    whole("batch_size", batch_size)
+    if not 0 < confidence < 1:
+        raise DohyoError(f"confidence is {confidence}; it must lie strictly between 0 and 1")
     if target_stderr is not None:
         check_target(target_stderr, estimator)
     if isinstance(data, Tensor):
         batches: Iterable[Any] = data.split(batch_size) if len(data) else ()
     else:
-        batches = list(data) if isinstance(data, Iterator) else data  # they are gone through more than once
+        batches = list(data) if isinstance(data, Iterator) else data  # they are read more than once
     spent = 0
-    with apart(model, seed):
-        # Not the seed of the noise: K and the first z would be made of the same random bits.
-        generator = torch.Generator().manual_seed(seed + 1_000_003)
+    with isolated(model, seed):
+        generator = _depths(seed)
 
         def replicated(x: Tensor, count: int) -> Tensor:
             nonlocal spent
@@ -143,7 +137,7 @@ def evaluate(
             pilot = [replicated(x, _PILOT_REPLICATES).var(-1) for x in _first(batches, _PILOT_DATA)]
             noise = float(torch.cat(pilot).nanmean()) if pilot else math.nan
             total = sum(len(x) for x in _tensors(batches))
-            if math.isfinite(noise):  # two at least, so that the error reached can be told
+            if math.isfinite(noise):  # at least two, so that the error reached can be measured
                 replicates = max(2, math.ceil(noise / (total * target_stderr**2)))
         values, fingerprint, done = [], 0, 0
         for x in _tensors(batches):
@@ -152,17 +146,28 @@ def evaluate(
             done += len(x)
             if progress is not None:
                 progress(done)
-        shapes = []
-        if khat_samples > 0:
-            for x in _first(batches, khat_data):
-                source = _Counted(bound(model, x))
-                log_w = [source(part) for part in rows(torch.full((len(x),), khat_samples)).split(most_rows(x, max_rows))]
-                shapes.append(khat(torch.cat(log_w).view(len(x), khat_samples).cpu()))
-                spent += source.rows
+        shapes = [torch.empty(0)]
+        for x in _first(batches, khat_data if khat_samples > 0 else 0):
+            source = _Counted(bound(model, x))
+            log_w = [source(part) for part in rows(torch.full((len(x),), khat_samples)).split(most_rows(x, max_rows))]
+            shapes.append(khat(torch.cat(log_w).view(len(x), khat_samples).cpu()))
+            spent += source.rows
     if not values:
         raise DohyoError("the data set is empty; give at least one datum")
-    shape = torch.cat(shapes) if shapes else torch.empty(0)
-    return summarise(torch.cat(values), estimator, spent, shape, confidence, fingerprint)
+    return summarise(torch.cat(values), estimator, spent, torch.cat(shapes), confidence, fingerprint)
+
+
+def mean_log_p(model: Model, data: Tensor, estimator: Estimator, *, batch_size: int, max_rows: int | None, seed: int) -> float:
+    """The mean of `evaluate`, bit for bit, and nothing else: the checksum alone would copy the data from a GPU to the host."""
+    with isolated(model, seed):
+        generator, most = _depths(seed), most_rows(data, max_rows)
+        values = [log_marginal(model, x, estimator, generator, max_rows=most) for x in data.split(batch_size)]
+        return float(torch.cat(values).cpu().mean())
+
+
+def _depths(seed: int) -> torch.Generator:
+    """Draws K. Its seed is not the noise's: otherwise K and the first z would be made from the same random bits."""
+    return torch.Generator().manual_seed(seed + 1_000_003)
 
 
 def most_rows(x: Tensor, wanted: int | None) -> int:
@@ -171,23 +176,23 @@ def most_rows(x: Tensor, wanted: int | None) -> int:
 
 
 def checksum(x: Tensor, before: int = 0) -> int:
-    """Of the data's bytes, going on from an earlier one."""
+    """A checksum of the data's bytes, continued from an earlier one."""
     return zlib.crc32(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), before)
 
 
 def check_target(target_stderr: float, estimator: Estimator) -> None:
-    """A ValueError if no number of replicates can reach the target."""
+    """An error if no number of replicates can reach the target."""
     if not (target_stderr > 0 and estimator.finite_variance):
         raise DohyoError(
-            f"target_stderr is {target_stderr}, and finite_variance of {type(estimator).__name__} {estimator.finite_variance}; "
-            "the one must be positive and the other True: use SymmetricSUMO or MultilevelRR, or cap the law"
+            f"target_stderr is {target_stderr} for {estimator}; it must be positive, and the estimator's variance finite: use "
+            "SymmetricSUMO or MultilevelRR, or cap the law"
         )
 
 
 def summarise(
     values: Tensor, estimator: Estimator, cost: int, khat: Tensor, confidence: float = 0.95, fingerprint: int = 0
 ) -> Evaluation:
-    """An `Evaluation` from estimates (data, replicates) that were made elsewhere."""
+    """An `Evaluation` of estimates (data, replicates) that were made elsewhere."""
     data, replicates = values.shape
     per_datum = values.mean(-1)
     mean = float(per_datum.mean())
@@ -202,12 +207,11 @@ def summarise(
         if not empty:
             warnings.append("one datum and one replicate give no error bar: use more data or replicates")
     else:
-        half = student_quantile(0.5 + confidence / 2, degrees) * stderr
-        interval = (mean - half, mean + half)
+        interval = _interval(mean, stderr, confidence, degrees)
     robust_mean, robust_interval = None, None
     if estimator.finite_variance is False:
         robust_mean, robust_interval = median_of_means(per_datum if data > 1 else values[0], confidence)
-        warnings.append("this estimator's variance is infinite: the interval is not to be trusted (see robust_interval)")
+        warnings.append("this estimator's variance is infinite: do not trust the interval (see robust_interval)")
     unseen = estimator.unseen_share(values.numel())
     if estimator.finite_variance and unseen > 0.5:
         warnings.append(
@@ -227,17 +231,17 @@ def summarise(
 
 
 def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison:
-    """How much more probable model a makes the data than model b: paired differences, so the data's spread cancels."""
+    """How much more probable model a makes the data than model b: the data's variation cancels in paired differences."""
     if len(a.per_datum) != len(b.per_datum) or a.fingerprint != b.fingerprint:
         raise DohyoError(
             f"the evaluations are of different data ({len(a.per_datum)} and {len(b.per_datum)} of them, "
-            f"checksums {a.fingerprint:x} and {b.fingerprint:x}); evaluate both models on the same"
+            f"checksums {a.fingerprint:x} and {b.fingerprint:x}); evaluate both models on the same data"
         )
     if len(a.per_datum) < 2:
         raise DohyoError("one datum gives no error bar for the difference; compare on at least two")
     delta = a.per_datum - b.per_datum
     if not bool(delta.isfinite().all()):
-        raise DohyoError("some estimates are -inf, so that there is no difference; see the evaluations' warnings")
+        raise DohyoError("some estimates are -inf, so there is no difference; see the evaluations' warnings")
     warnings = []
     if a.kind != b.kind:
         warnings.append(f"a is {a.kind} and b is {b.kind}: their difference is not a difference of log p(x)")
@@ -245,45 +249,12 @@ def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Compariso
         warnings.append(f"both are {a.kind}: their difference is neither a bound on that of log p(x) nor unbiased for it")
     warnings += [f"{name}: {warning}" for name, side in (("a", a), ("b", b)) for warning in side.warnings]
     difference, stderr = float(delta.mean()), float(delta.std() / math.sqrt(len(delta)))
-    half = student_quantile(0.5 + confidence / 2, len(delta) - 1) * stderr
-    return Comparison(difference, stderr, (difference - half, difference + half), tuple(warnings))
-
-
-def student_quantile(p: float, degrees: int) -> float:
-    """Student's t quantile for 1/2 < p < 1, by bisection on the closed form of its distribution function."""
-    if degrees > 200:  # Hill's expansion, exact to 1e-6 from here on
-        z = float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
-        return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        low, high = (angle, high) if _central_probability(angle, degrees) < 2 * p - 1 else (low, angle)
-    return math.sqrt(degrees) * math.tan(angle)
-
-
-def _central_probability(angle: float, degrees: int) -> float:
-    """P(|T| < sqrt(degrees) tan(angle)), a finite sum of powers of the cosine (Abramowitz and Stegun 26.7.3-4)."""
-    term, total = (math.cos(angle), 0.0) if degrees % 2 else (1.0, 0.0)
-    for i in range(1 + degrees % 2, degrees, 2):
-        total += term
-        term *= i / (i + 1) * math.cos(angle) ** 2
-    return 2 / math.pi * (angle + math.sin(angle) * total) if degrees % 2 else math.sin(angle) * total
-
-
-class _Counted:
-    """A source of log-weights that knows how many were asked for."""
-
-    def __init__(self, source: Callable[[Tensor], Tensor]) -> None:
-        self.source, self.rows = source, 0
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        self.rows += len(rows)
-        return self.source(rows)
+    return Comparison(difference, stderr, _interval(difference, stderr, confidence, len(delta) - 1), tuple(warnings))
 
 
 @contextmanager
-def apart(model: object, seed: int) -> Iterator[None]:
-    """No gradients, evaluation mode, a seed of its own; all put back afterwards."""
+def isolated(model: object, seed: int) -> Iterator[None]:
+    """No gradients, evaluation mode and a seed of its own inside; everything as before afterwards."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
@@ -298,6 +269,24 @@ def apart(model: object, seed: int) -> Iterator[None]:
                 module.training = mode
 
 
+class _Counted:
+    """A source of log-weights that counts the rows asked for."""
+
+    def __init__(self, source: Callable[[Tensor], Tensor]) -> None:
+        self.source, self.rows = source, 0
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        self.rows += len(rows)
+        return self.source(rows)
+
+
+def _interval(mean: float, stderr: float, confidence: float, degrees: int) -> tuple[float, float]:
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, so that `import dohyo` does not load scipy
+
+    half = float(stdtrit(degrees, 0.5 + confidence / 2)) * stderr
+    return mean - half, mean + half
+
+
 def _tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
     for batch in batches:
         x = batch[0] if isinstance(batch, tuple | list) else batch
@@ -307,8 +296,8 @@ def _tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _first(batches: Iterable[Any], count: int) -> Iterator[Tensor]:
-    for x in _tensors(batches):
-        if count <= 0:
-            return
+    for x in _tensors(batches) if count > 0 else ():
         yield x[:count]
         count -= len(x)
+        if count <= 0:
+            return

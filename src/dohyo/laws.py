@@ -1,8 +1,8 @@
 """Laws of the random depth K: how many terms of a series a roulette estimator computes.
 
-A law is known by its survival function S(k) = P(K >= k), because the j-th term is present exactly when K >= j and so
-carries the weight 1 / S(j). Draws are made by inversion, K = max{k : S(k) >= u}, and agree with `survival` to the last
-bit: the closed-form inverse is only a guess, which is then compared with `survival` on both sides.
+A law is given by its survival function S(k) = P(K >= k): the j-th term is present exactly when K >= j, so its weight is
+1 / S(j). K is drawn by inversion, K = max{k : S(k) >= u}, and agrees with `survival` to the last bit: the closed-form
+inverse is only a first guess, which is then checked against `survival` on both sides.
 """
 
 import math
@@ -13,13 +13,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, whole
 
 _LARGEST = 2.0**62  # K is an int64
 
 
 class Law(ABC):
-    """A law on the non-negative integers. A subclass gives `survival`, `mean`, `_guess`, and what of the rest is finite."""
+    """A law on the non-negative integers. A subclass defines `survival`, `mean` and `_guess`, and `cap` or `tail_exponent`."""
 
     @abstractmethod
     def survival(self, k: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Law(ABC):
 
     @property
     def tail_exponent(self) -> float:
-        """The a in S(k) ~ k^-a; `math.inf` where S falls faster than every power, or ends."""
+        """The a in S(k) ~ k^-a; `math.inf` if S falls faster than every power, or reaches zero."""
         return math.inf
 
     @abstractmethod
@@ -45,16 +45,16 @@ class Law(ABC):
         """max{k : S(k) >= u} up to rounding, as float64."""
 
     def quantile(self, u: Tensor) -> Tensor:
-        """max{k : S(k) >= u} for u in (0, 1], as int64: the draw that the uniform number u stands for."""
+        """max{k : S(k) >= u} for u in (0, 1], as int64: the K that a uniform u gives."""
         k = self._guess(u.double()).clamp(0, _LARGEST).long()
         return k + (self.survival(k + 1) >= u).long() - (self.survival(k) < u).long()
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """n independent draws, (n,) int64, on the generator's device."""
+        """n independent samples, (n,) int64, on the generator's device."""
         return self.quantile(uniform(n, generator))
 
     def capped(self, cap: int) -> "Finite":
-        """The law of min(K, cap): the same survival up to `cap`, nothing beyond."""
+        """The law of min(K, cap): the same survival up to `cap`, and zero beyond."""
         survival = self.survival(torch.arange(cap + 2))
         survival[cap + 1] = 0.0
         start = int((survival == 1.0).nonzero().max())
@@ -64,8 +64,8 @@ class Law(ABC):
 def uniform(n: int, generator: torch.Generator | None = None) -> Tensor:
     """Uniform numbers in (0, 1] whose small values keep their full precision.
 
-    A plain 53-bit uniform is never below 1.1e-16, which silently ends every tail there. A second uniform fills the bits
-    below the first one's last, so that these numbers reach down to 1e-32. On a CPU n numbers are those of n calls for one.
+    A plain 53-bit uniform is never below 1.1e-16, which would silently cut off every tail there. A second uniform supplies
+    the bits below the last one of the first, down to 1e-32. On a CPU, n numbers at once equal n calls for one number.
     """
     device = generator.device if generator is not None else torch.device("cpu")
     high, low = torch.randint(2**53, (n, 2), generator=generator, device=device).double().unbind(1)
@@ -90,8 +90,7 @@ class HarmonicTail(Law):
     decay: float = 0.9
 
     def __post_init__(self) -> None:
-        if self.alpha != int(self.alpha) or self.alpha < 1:
-            raise DohyoError(f"alpha is {self.alpha}; it must be an integer of at least 1")
+        whole("alpha", self.alpha)
         if not 0 < self.decay < 1:
             raise DohyoError(f"decay is {self.decay}; it must lie strictly between 0 and 1")
 
@@ -126,7 +125,7 @@ class Geometric(Law):
     def __post_init__(self) -> None:
         if not 0 < self.p < 1:
             raise DohyoError(f"p is {self.p}; it must lie strictly between 0 and 1")
-        _check_start(self.start)
+        whole("start", self.start, 0)
 
     def survival(self, k: Tensor) -> Tensor:
         return torch.exp(math.log1p(-self.p) * (k.double() - self.start).clamp(min=0.0))
@@ -141,7 +140,7 @@ class Geometric(Law):
 
 @dataclass(frozen=True)
 class PowerLaw(Law):
-    r"""A power tail, heavy enough for a finite variance where the terms allow it; K = 0 is possible.
+    r"""A power tail, heavy enough for a finite variance where the terms permit one; K can be 0.
 
     .. math:: P(K \ge k) = (1 + k / \mathrm{scale})^{-\mathrm{exponent}} \quad (0 \le k \le \mathrm{cap})
 
@@ -163,11 +162,10 @@ class PowerLaw(Law):
             object.__setattr__(self, "cap", math.inf)
         if not (math.isfinite(self.scale) and self.scale > 0 and math.isfinite(self.exponent) and self.exponent > 0):
             raise DohyoError(f"exponent is {self.exponent} and scale is {self.scale}; both must be positive and finite")
-        if self.cap == math.inf:
-            if self.exponent <= 1:
-                raise DohyoError(f"exponent {self.exponent} has an infinite mean; use more than 1, or give a cap")
-        elif self.cap != int(self.cap) or self.cap < 0:
-            raise DohyoError(f"cap is {self.cap}; it must be an integer of at least 0, or None")
+        if self.cap == math.inf and self.exponent <= 1:
+            raise DohyoError(f"exponent {self.exponent} has an infinite mean; use more than 1, or give a cap")
+        if self.cap != math.inf and (self.cap != int(self.cap) or self.cap < 0):
+            raise DohyoError(f"cap is {self.cap}; it must be a whole number of at least 0, or None")
 
     def survival(self, k: Tensor) -> Tensor:
         k = k.double().clamp(min=0.0)
@@ -176,8 +174,7 @@ class PowerLaw(Law):
     @property
     def mean(self) -> float:
         if self.cap == math.inf:  # a Hurwitz zeta function
-            exponent = torch.tensor(self.exponent, dtype=torch.float64)
-            zeta = torch.special.zeta(exponent, torch.tensor(self.scale + 1, dtype=torch.float64))
+            zeta = torch.special.zeta(*torch.tensor([self.exponent, self.scale + 1], dtype=torch.float64))
             return float(self.scale**self.exponent * zeta)
         return float(self.survival(torch.arange(1, int(self.cap) + 1)).sum())
 
@@ -204,7 +201,7 @@ class Finite(Law):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pmf", tuple(float(p) for p in self.pmf))
-        _check_start(self.start)
+        whole("start", self.start, 0)
         if not self.pmf or not all(math.isfinite(p) and p >= 0 for p in self.pmf):
             raise DohyoError("pmf must be a non-empty sequence of finite probabilities of at least 0")
         if abs(math.fsum(self.pmf) - 1) > 1e-9:
@@ -234,8 +231,3 @@ class Finite(Law):
     def _guess(self, u: Tensor) -> Tensor:
         falling = self._table.to(u.device).neg()
         return self.start + torch.searchsorted(falling, u.neg(), right=True).double() - 1
-
-
-def _check_start(start: int) -> None:
-    if start != int(start) or start < 0:
-        raise DohyoError(f"start is {start}; it must be an integer of at least 0")

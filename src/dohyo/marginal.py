@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dohyo.contract import Model, bound
+from dohyo.contract import Model, bound, one_for_each
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.packing import reduce_packed, rows
@@ -104,13 +104,3 @@ def check_log_weights(log_w: Tensor) -> None:
             f"{int(bad.sum())} of {log_w.numel()} log-weights are NaN or +inf; "
             "check the model for overflow (log p(x, z) - log q(z; x) must be finite, or -inf)"
         )
-
-
-def one_for_each(chunk: Tensor, log_w: Tensor) -> Tensor:
-    """`log_w`, or a ValueError if it is not one float for each row of `chunk`."""
-    if log_w.shape != chunk.shape or not log_w.is_floating_point():
-        raise DohyoError(
-            f"log_weights returned {log_w.dtype} {tuple(log_w.shape)} for {len(chunk)} rows; "
-            f"it must return one float for each row, ({len(chunk)},)"
-        )
-    return log_w

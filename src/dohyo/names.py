@@ -1,20 +1,21 @@
-"""Names that a person typed: of this package's things, and of their own as `package.module:name`."""
+"""Names that a user typed: of something in this package, or of their own code as `package.module:name`."""
 
 import difflib
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, in_one_line
 
 T = TypeVar("T")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """What to say to someone who wrote `name`.
+    """A hint for someone who typed `name`.
 
     Example:
         >>> nearest("guassian", ["bernoulli", "gaussian"])
@@ -26,14 +27,36 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def named(names: Mapping[str, T], name: str, what: str) -> T:
-    """The entry called `name`, or a ValueError that suggests the nearest one."""
+    """The entry called `name`, or an error that suggests the nearest one."""
     if name in names:
         return names[name]
     raise DohyoError(f"unknown {what} {name!r}: {nearest(name, names)}")
 
 
+def choices(hint: Any) -> tuple[str, ...]:
+    """The values that the `Literal` types within a type hint allow.
+
+    Example:
+        >>> choices(Literal["linear", "none"] | None)
+        ('linear', 'none')
+    """
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(choice for part in get_args(hint) for choice in choices(part))
+
+
+def check_choices(made: Any) -> None:
+    """`check_choice` for the strings in the fields of a dataclass, also for those in tuples."""
+    hints = get_type_hints(type(made))
+    for field in fields(made):
+        kind, value = hints[field.name], getattr(made, field.name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if choices(kind) and isinstance(each, str):
+                check_choice(each, kind, field.name)
+
+
 def users_object(name: str, what: str) -> Any:
-    """What `package.module:name` names, looked for in the current folder first.
+    """The object that `package.module:name` refers to; the current folder is searched first.
 
     Args:
         what: class or function, for the error message.
@@ -41,7 +64,7 @@ def users_object(name: str, what: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
         placeholder = "Class" if what == "class" else what
-        raise DohyoError(f"{name!r} is no {what}; write package.module:{placeholder}, with dots and without .py")
+        raise DohyoError(f"{name!r} is not a {what}; write package.module:{placeholder}, with dots and without .py")
     module = _imported(module_name, name)
     if not hasattr(module, attribute):
         others = [key for key, value in vars(module).items() if isinstance(value, type) == (what == "class") and callable(value)]
@@ -50,7 +73,7 @@ def users_object(name: str, what: str) -> Any:
 
 
 def users_function(name: str) -> Any:
-    """The callable that `package.module:function` names."""
+    """The function that `package.module:function` refers to."""
     function = users_object(name, "function")
     if not callable(function):
         raise DohyoError(f"{name} is a {type(function).__name__}; it must be a function")
@@ -68,13 +91,11 @@ def _imported(module_name: str, name: str) -> ModuleType:
             raise DohyoError(f"{name}: there is no module {error.name!r} in {here} or among the installed packages") from error
         raise DohyoError(f"{name}: its module needs {error.name!r}, which is not installed") from error
     except Exception as error:  # a user's module may raise anything
-        raise DohyoError(
-            f"{name}: its module cannot be imported ({type(error).__name__}: {' '.join(str(error).split())})"
-        ) from error
+        raise DohyoError(f"{name}: its module cannot be imported ({in_one_line(error)})") from error
     finally:
         sys.path.remove(here)
 
 
 def check_choice(value: str, kind: Any, what: str) -> None:
     """A DohyoError that suggests the nearest choice unless `value` is one of the `Literal` type `kind`."""
-    named(dict.fromkeys(get_args(kind)), value, what)
+    named(dict.fromkeys(choices(kind)), value, what)

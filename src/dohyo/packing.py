@@ -1,8 +1,8 @@
 """Pack for the network, pad for the arithmetic.
 
-A plan says that datum i gets `counts[i]` log-weights. A network runs on the packed form, exactly
-`sum(counts)` rows with nothing wasted; the estimators' arithmetic runs on a padded rectangle of scalars. One rare huge
-count would make that rectangle as wide as itself for every datum, so `reduce_packed` pads in power-of-two buckets.
+Datum i gets `counts[i]` log-weights. A network runs on the packed form, exactly `sum(counts)` rows; the estimators'
+arithmetic runs on padded rectangles of scalars. A single huge count would make one rectangle that wide for every datum, so
+`reduce_packed` pads in power-of-two buckets of the count.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _FEW_CELLS = 2**12
 
 
 def rows(counts: Tensor, device: torch.device | None = None) -> Tensor:
-    """The datum to which each packed row belongs: datum i, `counts[i]` times. Equal counts never make a `device` wait.
+    """The datum of each packed row: i, `counts[i]` times. Equal counts never make a `device` wait.
 
     Example:
         >>> rows(torch.tensor([2, 1, 3]))
@@ -41,17 +41,17 @@ class Plan(NamedTuple):
 
     @classmethod
     def even(cls, data: int, n: int, device: torch.device) -> Self:
-        """n for each datum."""
+        """n log-weights for each datum."""
         return cls.of(torch.full((data,), n), device)
 
 
 def even(counts: Tensor) -> int | None:
-    """The count that all data have, if they have one."""
+    """The count of every datum if all counts are equal, else None."""
     return int(counts[0]) if len(counts) and bool((counts == counts[0]).all()) else None
 
 
 def moved(counts: Tensor, device: torch.device) -> Tensor:
-    """The counts on `device`, which equal ones never make wait."""
+    """The counts on `device`; equal counts never make it wait."""
     n = even(counts)
     return counts.to(device) if n is None or counts.device == device else torch.full(counts.shape, n, device=device)
 
@@ -72,16 +72,16 @@ def pad(packed: Tensor, counts: Tensor) -> Tensor:
 
 
 def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, counts: Tensor) -> Tensor:
-    """`reduce(log_w, counts)` on packed log-weights: one rectangle for each power-of-two bucket of the count.
+    """`reduce(log_w, counts)` on packed log-weights, one rectangle for each power-of-two bucket of the count.
 
-    Bucket b holds the data with 2^(b-1) < count <= 2^b and is as wide as its largest count, so that less than half of it
-    is padding whatever the counts are; neighbours are joined while they stay small. `counts` may live on another device
-    than `packed`: bucketing is done where the counts are, so counts on the CPU never make a GPU wait.
+    Bucket b holds the data with 2^(b-1) < count <= 2^b and is as wide as its largest count, so less than half of it is
+    padding; small neighbouring buckets are merged. `counts` and `packed` may be on different devices: buckets are formed
+    where the counts are, so that counts on the CPU never make a GPU wait.
     """
     if packed.numel() != int(counts.sum()):
         raise DohyoError(f"{packed.numel()} packed log-weights for counts that sum to {int(counts.sum())}")
     n = even(counts)
-    if n is not None:  # they are a rectangle already
+    if n is not None:  # already a rectangle
         return reduce(packed.view(len(counts), n), moved(counts, packed.device))
     starts = counts.cumsum(0) - counts
     members = _buckets(counts)
@@ -98,10 +98,10 @@ def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, co
 def through_tables(
     function: Callable[..., tuple[Tensor, ...]], packed: Tensor, counts: Tensor, *of_each: Tensor
 ) -> tuple[Tensor, ...]:
-    """`function(log_w, counts, *of_each)` on the tables of `reduce_packed`, for functions that return several tensors.
+    """`function(log_w, counts, *of_each)` on the rectangles of `reduce_packed`, for a function that returns several tensors.
 
-    What it returns as a table like `log_w` comes back packed, what it returns for each datum comes back in the data's order;
-    `of_each` are numbers of each datum that it needs. No gradients pass.
+    A result with the shape of `log_w` comes back packed, one with a number for each datum in the order of the data. `of_each`
+    are further arguments with one number for each datum. Not differentiable.
     """
     n = even(counts)
     if n is not None:
@@ -122,7 +122,7 @@ def through_tables(
 
 
 def _buckets(counts: Tensor) -> list[Tensor]:
-    """The data of each bucket. A rectangle of few cells costs less than another round of calls, so small ones are joined."""
+    """The data of each bucket. Small buckets are merged: a few more cells cost less than another round of calls."""
     bucket = counts.double().log2().ceil().long()
     joined: list[tuple[int, Tensor]] = []
     for b in bucket.unique().tolist():

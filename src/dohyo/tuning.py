@@ -1,17 +1,17 @@
 """The estimator with the least variance for its cost, from pilot log-weights."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.func import jvp
 
 from dohyo.bounds import leave_one_out_differences, prefix_log_mean, tree_means
-from dohyo.diagnostics import cut, depth_probabilities, stratified_moments
+from dohyo.diagnostics import components, cut, depth_probabilities, stratified_moments
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE, Estimator, MultilevelRR, MultilevelSS, SymmetricSUMO
+from dohyo.estimators.multilevel import r_at_cost
 from dohyo.estimators.roulette import power_law_with_mean
 from dohyo.laws import Finite, PowerLaw
 
@@ -22,21 +22,20 @@ Candidate = tuple[float, Estimator]
 def tune(log_w: Tensor, cost: float, max_terms: int | None = None, grad_log_w: Tensor | None = None) -> Estimator:
     r"""The estimator with the least variance at this cost, measured on pilot log-weights (data, samples).
 
-    Candidates are SymmetricSUMO and both multilevel estimators over a grid of m, each centred at the pilot's mean
-    differences. Under a cap SymmetricSUMO gets the best law for its differences (Rhee and Glynn 2015),
+    The candidates are SymmetricSUMO and both multilevel estimators over a grid of m, each centred at the pilot's mean
+    differences. Under a cap SymmetricSUMO gets the optimal law for its differences (Rhee and Glynn 2015),
 
     .. math:: S(k) \propto \sqrt{\nu_k}, \qquad \nu_k = E\big[d_k^2 + 2 d_k \sum_{j > k} d_j\big],
 
-    made monotone; without one, power laws of several exponents, whose variance beyond the pilot's width is
-    extrapolated at the asymptotic rate. Fresh log-weights must be drawn for the estimate itself: a pilot that is used
-    again is no longer independent of the law and the centre.
+    made monotone; without one it gets power laws of several exponents, and the variance beyond the pilot's width is
+    extrapolated at the asymptotic rate. Draw fresh log-weights for the estimate itself: the law and the centre depend on the
+    pilot.
 
     Args:
         cost: The expected number of log-weights for each datum.
-        max_terms: If given, the result is unbiased for exactly IWAE_max_terms; otherwise for log p(x). The pilot needs
-            at least twice as many samples.
-        grad_log_w: (data, samples, parameters), d log w / d theta. If given, the gradient's variance is the criterion,
-            as in the paper.
+        max_terms: If given, the result is unbiased for IWAE_max_terms instead of log p(x); the pilot needs at least twice as
+            many samples.
+        grad_log_w: (data, samples, parameters), d log w / d theta: minimise the gradient's variance, as in the paper.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -61,7 +60,7 @@ def _symmetric(blocks: Tensor, grads: Tensor | None, cost: float, max_terms: int
     def prefixes(log_w: Tensor) -> Tensor:
         return torch.cat([prefix_log_mean(log_w), leave_one_out_differences(log_w, 2)], -1)
 
-    bounds = _components(prefixes, blocks, grads)
+    bounds = components(prefixes, blocks, grads)
     for m in sorted({max(1, round(cost * fraction)) for fraction in _FRACTIONS}):
         if m >= min(cost, width - 1):
             continue
@@ -86,12 +85,12 @@ def _multilevel(blocks: Tensor, grads: Tensor | None, cost: float, max_terms: in
         if levels < 1 or (max_terms is not None and m << levels != max_terms):
             continue
         if max_terms is not None:
-            r = _r_with_cost(cost / m, levels)
+            r = r_at_cost(cost / m, levels)
         elif cost > 1.5 * m:
-            r = min(cost / (2 * cost - m), 0.74)
+            r = min(r_at_cost(cost / m, None), 0.74)
         else:
             continue
-        means = _components(partial(tree_means, m=m, levels=levels), blocks, grads)
+        means = components(partial(tree_means, m=m, levels=levels), blocks, grads)
         differences = (means[..., 1:, :] - means[..., :-1, :])[..., -1]
         centre = tuple(differences.mean((0, 1, 2)).tolist()) if grads is None else ()
         for cls in (MultilevelRR, MultilevelSS):
@@ -103,17 +102,6 @@ def _multilevel(blocks: Tensor, grads: Tensor | None, cost: float, max_terms: in
             yield variance * option.expected_cost, option
 
 
-def _components(bounds: Callable[[Tensor], Tensor], blocks: Tensor, grads: Tensor | None) -> Tensor:
-    """(components, data, blocks, ...): the bounds themselves, or their derivative along each parameter."""
-    flat = blocks.flatten(0, 1)
-    if grads is None:
-        parts = [bounds(flat)]
-    else:
-        parts = [jvp(bounds, (flat,), (g.flatten(0, 1),))[1] for g in grads.unbind(-1)]
-    bounded: Tensor = torch.stack(parts).unflatten(1, blocks.shape[:2])
-    return bounded
-
-
 def _variance(option: Estimator, paths: Tensor, width: int) -> float:
     _, probability, _ = depth_probabilities(option, width)
     return sum(float(stratified_moments(part, probability)[1].mean()) for part in paths)
@@ -121,36 +109,20 @@ def _variance(option: Estimator, paths: Tensor, width: int) -> float:
 
 def _best_law(differences: Tensor, centre: Tensor, mean: float) -> Finite:
     """The law with E[K] = mean that minimises sum_k nu_k / S(k)."""
+    from scipy.optimize import brentq, isotonic_regression  # type: ignore[import-untyped]  # slow to import
+
     d = differences if len(centre) == 0 else differences - centre
     later = d.flip(-1).cumsum(-1).flip(-1) - d
-    nu = (d.square() + 2 * d * later).mean((1, 2)).sum(0)
-    root = _non_increasing(nu.clamp(min=float(nu.max()) * 1e-12)).sqrt()
-    low, high = 0.0, 1e6 / float(root.min())
-    for _ in range(200):
-        scale = (low + high) / 2
-        low, high = (scale, high) if float((scale * root).clamp(max=1.0).sum()) < mean else (low, scale)
-    survival = torch.cat([root.new_ones(1), (high * root).clamp(max=1.0), root.new_zeros(1)])
-    return Finite(tuple((survival[:-1] - survival[1:]).tolist()), start=0)
+    nu = (d.square() + 2 * d * later).mean((1, 2)).sum(0).detach().cpu()
+    nu = nu.clamp(min=max(1e-300, 1e-12 * float(nu.max())))
+    root = torch.from_numpy(isotonic_regression(nu.numpy() / float(nu.max()), increasing=False).x.copy()).sqrt()
 
+    def survival(scale: float) -> Tensor:
+        return (scale * root).clamp(max=1.0)
 
-def _non_increasing(values: Tensor) -> Tensor:
-    """The nearest non-increasing sequence: neighbours out of order are pooled (isotonic regression)."""
-    pools: list[tuple[float, int]] = []
-    for value in values.tolist():
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
-            (a, n), (b, k) = pools[-2:]
-            pools[-2:] = [((a * n + b * k) / (n + k), n + k)]
-    return values.new_tensor([value for value, size in pools for _ in range(size)])
-
-
-def _r_with_cost(cost: float, levels: int) -> float:
-    """The r with E[2^L] = cost when L stops at `levels`; the cost falls as r grows."""
-    low, high = 1e-6, 1 - 1e-6
-    for _ in range(100):
-        r = (low + high) / 2
-        low, high = (r, high) if MultilevelRR(1, r, levels).expected_cost > cost else (low, r)
-    return r
+    best = survival(brentq(lambda scale: float(survival(scale).sum()) - mean, 0.0, 1e6 / float(root.min()), xtol=1e-15))
+    table = torch.cat([root.new_ones(1), best, root.new_zeros(1)])
+    return Finite(tuple((table[:-1] - table[1:]).tolist()), start=0)
 
 
 def _power_tail(differences: Tensor, m: int, law: PowerLaw, width: int) -> float:
@@ -162,8 +134,8 @@ def _power_tail(differences: Tensor, m: int, law: PowerLaw, width: int) -> float
 
 
 def _geometric_tail(differences: Tensor, option: MultilevelRR | MultilevelSS) -> float:
-    """The variance beyond the pilot's last level if second moments fall by 4 a level from there."""
+    """The variance beyond the pilot's last level if second moments fall by a factor of 4 with each level from there."""
     last = float(differences[..., -1].square().mean((1, 2)).sum())
     ratio = 1 / (4 * (1 - option.r))
-    weight = 3.0 if isinstance(option, MultilevelRR) else 1 / option.r  # with, and without, later levels
+    weight = 3.0 if isinstance(option, MultilevelRR) else 1 / option.r  # with and without the cross terms of later levels
     return weight * last * (1 - option.r) ** -differences.shape[-1] * ratio / (1 - ratio)

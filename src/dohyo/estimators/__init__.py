@@ -1,7 +1,7 @@
 """Estimators of log p(x) from log-weights, and their names.
 
-An estimator has a name on the command line, its class name in kebab case, and a form in JSON or YAML: a flat mapping of
-`name` and its arguments, with the law as a mapping of its own.
+On the command line an estimator is its class name in kebab case; in JSON or YAML it is a mapping of `name` and its
+arguments, with the law as a nested mapping.
 """
 
 import dataclasses
@@ -19,9 +19,7 @@ from dohyo.names import named
 
 __all__ = ["ELBO", "IWAE", "JVI", "SUMO", "Estimator", "MultilevelRR", "MultilevelSS", "SymmetricSUMO"]
 
-
 T = TypeVar("T")
-
 ESTIMATORS: dict[str, type[Estimator]] = {
     name_of(cls): cls for cls in (ELBO, IWAE, JVI, SUMO, SymmetricSUMO, MultilevelRR, MultilevelSS)
 }
@@ -29,7 +27,7 @@ LAWS: dict[str, type[Law]] = {name_of(cls): cls for cls in (HarmonicTail, Geomet
 
 
 def to_dict(thing: Estimator | Law) -> dict[str, Any]:
-    """A mapping that JSON and YAML can hold and `from_dict` turns back into an equal estimator (or law).
+    """A mapping for JSON or YAML, which `from_dict` turns back into an equal estimator.
 
     Example:
         >>> to_dict(SUMO(2))

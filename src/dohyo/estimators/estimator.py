@@ -1,4 +1,4 @@
-"""What every estimator is: a plan of how many log-weights each datum gets, and a reduction of those to log p(x)."""
+"""What an estimator is: a plan for how many log-weights each datum gets, and a reduction of them to log p(x)."""
 
 import math
 import re
@@ -15,11 +15,11 @@ from dohyo.laws import Law, uniform
 class Estimator(ABC):
     """Log-weights in, an estimate of log p(x) out.
 
-    A final subclass says which numbers of terms it can be asked for (`depth_law`, `terms`) and what the estimate is at
-    each of them (`paths`); planning and reducing follow.
+    A final subclass defines how many terms are drawn (`depth_law`, `terms`) and what the estimate is for each number of
+    terms (`paths`); planning and reducing follow from these.
     """
 
-    # -- what a final class gives ---------------------------------------------------------------------------------------
+    # -- what a final class defines -------------------------------------------------------------------------------------
     @property
     @abstractmethod
     def depth_law(self) -> Law:
@@ -35,10 +35,8 @@ class Estimator(ABC):
 
     @abstractmethod
     def paths(self, log_w: Tensor) -> Tensor:
-        """The estimate at every depth that the width allows, (batch, depths), all from the same log-weights.
-
-        Entry [i, K] uses the first `terms(K)` weights of row i only. This is what measures a variance stratified over K.
-        """
+        """The estimate at every depth that fits into the width, (batch, depths): entry [i, K] uses the first `terms(K)` weights
+        of row i. Variances stratified over K are measured with this."""
 
     @property
     @abstractmethod
@@ -48,32 +46,28 @@ class Estimator(ABC):
     @property
     @abstractmethod
     def target_terms(self) -> float | None:
-        """n where the estimate is unbiased for IWAE_n, `math.inf` where it is for log p(x) itself, None for neither."""
+        """n if the estimate is unbiased for IWAE_n, `math.inf` if it is unbiased for log p(x) itself, None if neither."""
 
     @property
     @abstractmethod
     def finite_variance(self) -> bool | None:
-        """Whether the variance is finite if the weights' moments are; None where it is not known."""
+        """Whether the variance is finite provided that the weights' moments are; None if that is not known."""
 
     @classmethod
     @abstractmethod
     def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
-        """The member of this class whose expected cost is nearest to `cost`, with at most `max_terms` terms if given."""
+        """The estimator of this class with about this expected cost, and with at most `max_terms` terms if given."""
 
     # -- what follows ---------------------------------------------------------------------------------------------------
     def plan(
-        self,
-        batch: int,
-        generator: torch.Generator | None = None,
-        shared: bool = False,
-        stratified: bool = False,
+        self, batch: int, generator: torch.Generator | None = None, shared: bool = False, stratified: bool = False
     ) -> Tensor:
         """How many log-weights each datum gets, (batch,) int64: all the randomness of K.
 
         Args:
-            shared: One K for the whole batch. Each estimate keeps its mean, but they are no longer independent.
-            stratified: Spread the batch's depths evenly over the law, one for each of `batch` equal strata, in random
-                order: each K keeps exactly its law, the batch's mean varies less, and the data are slightly dependent.
+            shared: One K for the whole batch. Each estimate keeps its mean, but the estimates are no longer independent.
+            stratified: One K from each of `batch` equal strata of the law, in random order: each K keeps its law exactly and
+                the batch's mean varies less, but the estimates are slightly dependent.
         """
         if batch < 0 or (shared and stratified):
             raise DohyoError(f"batch is {batch}, shared {shared}: batch must be at least 0; a shared K cannot be stratified")
@@ -83,29 +77,28 @@ class Estimator(ABC):
         return self.terms(self.depth_law.quantile(u)).expand(batch).clone()
 
     def shared_plans(self, steps: int, generator: torch.Generator | None = None) -> list[int]:
-        """The counts of `steps` calls of `plan(batch, generator, shared=True)`, made at once, for a generator on the CPU."""
+        """The counts of `steps` calls of `plan(batch, generator, shared=True)`, drawn at once; for a generator on the CPU."""
         counts: list[int] = self.terms(self.depth_law.quantile(uniform(steps, generator))).tolist()
         return counts
 
     def reduce(self, log_w: Tensor, counts: Tensor) -> Tensor:
-        """The estimates, (batch,) float64, from log_w (batch, width); row i holds `counts[i]` log-weights, then anything.
+        """The estimates, (batch,) float64, from log_w (batch, width); row i holds `counts[i]` log-weights, then padding.
 
-        Pure, differentiable to any order, unchecked, and without a synchronisation with the host. What lies in the
-        padding, NaN included, touches neither value nor gradient. If a block with a non-zero coefficient has only
-        zero weights the estimate is -inf with gradient zero.
+        Pure, differentiable to any order, unchecked, and free of synchronisation with the host. The padding may be anything,
+        NaN included. If all weights of a block with a non-zero coefficient are zero, the estimate is -inf with gradient zero.
         """
         own = torch.arange(log_w.shape[-1], device=log_w.device) < counts[:, None]
         paths = self.paths(torch.where(own, log_w.double(), -torch.inf))
         return pick(paths, self.depth(counts)[:, None], by_sum=paths.is_cuda)
 
     def depths(self, width: int) -> Tensor:
-        """The depths 0, 1, ... that `width` log-weights allow."""
+        """The depths 0, 1, ... that `width` log-weights are enough for."""
         most = int(self.depth(torch.tensor([width])).clamp(min=-1, max=min(self.depth_law.cap, 2**62)))
         return torch.arange(most + 1)
 
     @property
     def name(self) -> str:
-        """What it is called on the command line."""
+        """Its name on the command line."""
         return name_of(type(self))
 
     @property
@@ -115,15 +108,15 @@ class Estimator(ABC):
         return math.inf if cap == math.inf else float(self.terms(torch.tensor(int(cap))))
 
     def unseen_share(self, draws: int) -> float:
-        """About which share of the variance comes from depths that `draws` draws of K hardly reach, 0 to 1.
+        """Roughly the share of the variance, 0 to 1, that comes from depths which `draws` draws of K hardly reach.
 
-        Where it is large the sample variance, and every error bar made of it, is far too small.
+        If it is large, the sample variance and every error bar computed from it are far too small.
         """
         return 0.0
 
     @property
     def kind(self) -> str:
-        """What the mean of the estimates is, in words."""
+        """What the estimates' mean is, in words."""
         if self.target_terms is None:
             return "neither a bound nor unbiased"
         return "unbiased" if self.target_terms == math.inf else f"unbiased for IWAE_{self.target_terms:.0f}"
@@ -135,22 +128,17 @@ def name_of(cls: type) -> str:
 
 
 def pick(table: Tensor, column: Tensor, by_sum: bool) -> Tensor:
-    """The cell of each row (batch, columns) in a column (batch, 1).
+    """One cell from each row of a table (batch, columns), at the columns given (batch, 1).
 
-    A sum is what a compiler can join to what is computed before and after, where picking is a launch of its own on a GPU.
+    On a GPU gathering is a kernel launch of its own, while a compiler can fuse a sum with its neighbours.
     """
     if by_sum:
         return torch.where(torch.arange(table.shape[1], device=table.device) == column, table, 0.0).sum(-1)
     return table.gather(-1, column).squeeze(-1)
 
 
-def check_integer(name: str, value: float, least: int) -> None:
-    if not math.isfinite(value) or value != int(value) or value < least:
-        raise DohyoError(f"{name} is {value}; it must be an integer of at least {least}")
-
-
 def check_cost(cost: float, max_terms: int | None, least: float = 1.0) -> None:
     if not math.isfinite(cost) or cost < least:
         raise DohyoError(f"cost is {cost}; it must be at least {least:g} log-weights for each datum")
     if max_terms is not None and cost > max_terms:
-        raise DohyoError(f"cost is {cost}, more than the {max_terms} log-weights that there are; lower the cost")
+        raise DohyoError(f"cost is {cost}, more than the {max_terms} log-weights available; lower the cost")

@@ -3,24 +3,26 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from math import factorial
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from dohyo.bounds import leave_out_mean, settle
-from dohyo.estimators.estimator import Estimator, check_cost, check_integer
+from dohyo.errors import whole
+from dohyo.estimators.estimator import Estimator, check_cost
 from dohyo.laws import Finite, Law
 
 
 @dataclass(frozen=True)
 class FixedEstimator(Estimator):
-    """An estimator with one depth; a final class gives `_value` and which rows are -inf."""
+    """An estimator with a single depth; a final class defines `_value`, and when a row is -inf."""
 
     k: int = 1
+    _least: ClassVar[float] = 1.0  # the smallest cost
 
     def __post_init__(self) -> None:
-        check_integer("k", self.k, 1)
+        whole("k", self.k)
 
     @property
     def depth_law(self) -> Law:
@@ -44,8 +46,7 @@ class FixedEstimator(Estimator):
 
     def paths(self, log_w: Tensor) -> Tensor:
         settled, anchor, empty = settle(log_w[:, : self.k])
-        value = torch.where(self._dead(empty.sum(-1)), -torch.inf, self._value(settled) + anchor[:, 0])
-        return value[:, None]
+        return torch.where(self._dead(empty.sum(-1)), -torch.inf, self._value(settled) + anchor[:, 0])[:, None]
 
     @abstractmethod
     def _value(self, log_w: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ class FixedEstimator(Estimator):
 
     @abstractmethod
     def _dead(self, empty: Tensor) -> Tensor:
-        """Whether a block with a non-zero coefficient is empty, from the number of zero weights."""
+        """Whether all weights of some block with a non-zero coefficient are zero, given how many weights are."""
 
     @property
     def expected_cost(self) -> float:
@@ -65,8 +66,12 @@ class FixedEstimator(Estimator):
 
     @classmethod
     def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
-        check_cost(cost, max_terms)
+        check_cost(cost, max_terms, cls._least)
         return cls(round(cost))
+
+    @property
+    def kind(self) -> str:
+        return super().kind if self.target_terms is None else "lower bound"
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,6 @@ class ELBO(FixedEstimator):
     @property
     def target_terms(self) -> float | None:
         return 1.0
-
-    @property
-    def kind(self) -> str:
-        return "lower bound"
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,6 @@ class IWAE(FixedEstimator):
     def target_terms(self) -> float | None:
         return float(self.k)
 
-    @property
-    def kind(self) -> str:
-        return "lower bound"
-
 
 @dataclass(frozen=True)
 class JVI(FixedEstimator):
@@ -148,15 +145,16 @@ class JVI(FixedEstimator):
 
     k: int = 5
     order: int = 1
+    _least = 2.0
 
     def __post_init__(self) -> None:
-        check_integer("order", self.order, 1)
-        check_integer("k", self.k, self.order + 1)
+        whole("order", self.order)
+        whole("k", self.k, self.order + 1)
 
     def _value(self, log_w: Tensor) -> Tensor:
         k, order = self.k, self.order
         value = whole = leave_out_mean(log_w, 0)
-        for j in range(1, order + 1):  # the coefficients sum to one, so that of the whole block is what they leave
+        for j in range(1, order + 1):  # the coefficients sum to one, which determines that of the whole block
             coefficient = (-1) ** j * (k - j) ** order / (factorial(order - j) * factorial(j))
             value = value + coefficient * (leave_out_mean(log_w, j) - whole)
         return value
@@ -167,8 +165,3 @@ class JVI(FixedEstimator):
     @property
     def target_terms(self) -> float | None:
         return None
-
-    @classmethod
-    def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
-        check_cost(cost, max_terms, least=2.0)
-        return cls(round(cost))

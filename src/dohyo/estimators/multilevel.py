@@ -1,9 +1,10 @@
 r"""Roulette over doublings: level l compares blocks of m 2^l log-weights with their two halves.
 
 Let A_l be the average log-mean over the blocks of m 2^l among the m 2^L log-weights drawn. The differences A_l - A_{l-1}
-have second moments O(4^-l) because the halves are antithetic, and means O(2^-l), so with P(L >= l) = (1-r)^l both the
-variance and the cost are finite for 1/2 < r < 3/4. Shi and Cornish compare the first block of each size only;
-averaging over all blocks of the tree costs nothing more and has the same mean.
+have means O(2^-l) and, because the halves are antithetic, second moments O(4^-l); so with P(L >= l) = (1-r)^l both the
+variance and the cost are finite for 1/2 < r < 3/4. Shi and Cornish (On multilevel Monte Carlo unbiased gradient estimation
+for deep latent variable models, AISTATS 2021; https://proceedings.mlr.press/v130/shi21d.html) use only the first block of
+each size; the average over all blocks costs no more and has the same mean.
 """
 
 import math
@@ -17,15 +18,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dohyo.bounds import settle, tree_means
-from dohyo.errors import DohyoError
-from dohyo.estimators.estimator import Estimator, check_cost, check_integer
+from dohyo.errors import DohyoError, whole
+from dohyo.estimators.estimator import Estimator, check_cost
 from dohyo.estimators.roulette import check_centre, roulette_weights
 from dohyo.laws import Geometric, Law
 
 
 @dataclass(frozen=True)
 class Multilevel(Estimator):
-    """Levels of doubling blocks; a final class says how the differences are weighted."""
+    """Levels of doubling blocks; a final class defines the weights of the differences."""
 
     m: int = 1
     r: float = 0.6
@@ -33,13 +34,12 @@ class Multilevel(Estimator):
     centre: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_integer("m", self.m, 1)
+        whole("m", self.m)
         if self.max_level is not None:
-            check_integer("max_level", self.max_level, 0)
-            if not 0 < self.r < 1:
-                raise DohyoError(f"r is {self.r}; it must lie strictly between 0 and 1")
-        elif not 0.5 < self.r < 0.75:
-            raise DohyoError(f"r is {self.r}; without a max_level, finite cost and variance need 1/2 < r < 3/4")
+            whole("max_level", self.max_level, 0)
+        low, high = (0.5, 0.75) if self.max_level is None else (0, 1)
+        if not low < self.r < high:
+            raise DohyoError(f"r is {self.r}; it must lie strictly between {low} and {high}, or cost or variance is infinite")
         object.__setattr__(self, "centre", check_centre(self.centre, self.depth_law))
 
     @cached_property
@@ -58,7 +58,7 @@ class Multilevel(Estimator):
         levels = levels if self.max_level is None else min(levels, self.max_level)
         log_w, anchor, empty = settle(log_w[:, : self.m << levels])
         value = self.combine(tree_means(log_w, self.m, levels)) + anchor
-        # Every block of m has a non-zero coefficient, so one empty block makes the estimate -inf.
+        # Every block of m has a non-zero coefficient, so one block of zero weights makes the estimate -inf.
         empty_block = empty.unflatten(-1, (-1, self.m)).all(-1).long().cumsum(-1)
         dead = empty_block[:, 2 ** torch.arange(levels + 1, device=log_w.device) - 1] > 0
         return torch.where(dead, -torch.inf, value)
@@ -71,11 +71,11 @@ class Multilevel(Estimator):
 
     @abstractmethod
     def _weights(self, levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """What multiplies A_l - A_{l-1} beyond the leading A_L, (levels, levels + 1); the offset for each L."""
+        """The weights of A_l - A_{l-1} beyond the leading A_L, (levels, levels + 1), and the offset for each L."""
 
     @property
     def expected_cost(self) -> float:
-        ratio = 2 * (1 - self.r)  # E[2^L] = r (1 + ratio + ...) below the last level, and all the rest on it
+        ratio = 2 * (1 - self.r)  # E[2^L] = r (1 + ratio + ...), where a last level takes all that remains
         if self.max_level is None:
             return self.m * self.r / (1 - ratio)
         below = math.fsum(self.r * ratio**level for level in range(self.max_level))
@@ -91,15 +91,28 @@ class Multilevel(Estimator):
 
     @classmethod
     def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
+        """The m whose cost at r = 0.6 is nearest; r is changed to meet the cost unless that is within 5% with m > 1."""
         check_cost(cost, max_terms)
-        if max_terms is not None:
+        if max_terms is None:
+            near = cls(max(1, round(cost / 3)))  # E[2^L] = 3 at r = 0.6
+        else:
             options = [cls(m, max_level=int(math.log2(max_terms / m))) for m in range(1, math.ceil(cost) + 1)]
-            return min(options, key=lambda option: abs(option.expected_cost - cost))
-        if cost >= cls().expected_cost:
-            return cls(round(cost / cls().expected_cost))
-        if cost <= 1.5:
-            raise DohyoError(f"cost is {cost}; {cls.__name__} needs more than 1.5 log-weights for each datum")
-        return cls(1, r=cost / (2 * cost - 1))
+            near = min(options, key=lambda option: abs(option.expected_cost - cost))
+        if near.max_level == 0 or (near.m > 1 and abs(near.expected_cost - cost) < 0.05 * cost):
+            return near
+        least = near.m * (1.5 if max_terms is None else 1)
+        if cost <= least:
+            raise DohyoError(f"cost is {cost}; {cls.__name__} needs more than {least:g} log-weights for each datum")
+        return cls(near.m, r_at_cost(cost / near.m, near.max_level), near.max_level)
+
+
+def r_at_cost(cost: float, max_level: int | None) -> float:
+    """The r with E[2^L] = cost, for 1 < cost < 2^max_level; the cost falls as r grows."""
+    if max_level is None:
+        return cost / (2 * cost - 1)
+    from scipy.optimize import brentq  # type: ignore[import-untyped]  # here, because it is slow to import
+
+    return float(brentq(lambda r: MultilevelRR(1, r, max_level).expected_cost - cost, 1e-12, 1 - 1e-12, xtol=1e-15))
 
 
 @dataclass(frozen=True)
@@ -108,11 +121,7 @@ class MultilevelRR(Multilevel):
 
     .. math:: A_0 + \sum_{l=1}^L \frac{A_l - A_{l-1}}{(1-r)^l}, \qquad P(L \ge l) = (1-r)^l
 
-    Written with the log-mean of all weights as its leading term: A_L + sum_l (A_l - A_{l-1}) ((1-r)^-l - 1).
-
-    References:
-        Shi and Cornish, On multilevel Monte Carlo unbiased gradient estimation for deep latent variable models
-        (AISTATS 2021); https://proceedings.mlr.press/v130/shi21d.html
+    It is computed with the log-mean of all weights as its leading term: A_L + sum_l (A_l - A_{l-1}) ((1-r)^-l - 1).
 
     Example:
         >>> MultilevelRR.at_cost(15)
@@ -129,10 +138,6 @@ class MultilevelSS(Multilevel):
     r"""Multilevel single sample: the base and one random level.
 
     .. math:: A_0 + \frac{A_L - A_{L-1}}{P(L)} \mathbf{1}_{L \ge 1}, \qquad P(L \ge l) = (1-r)^l
-
-    References:
-        Shi and Cornish, On multilevel Monte Carlo unbiased gradient estimation for deep latent variable models
-        (AISTATS 2021); https://proceedings.mlr.press/v130/shi21d.html
 
     Example:
         >>> MultilevelSS.at_cost(15)

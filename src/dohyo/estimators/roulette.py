@@ -1,15 +1,15 @@
 r"""Russian roulette over a telescoping series, term by term: SUMO and its symmetric successor.
 
-With differences :math:`d_j` whose means are those of IWAE_{m+j} - IWAE_{m+j-1} and a depth K with S(j) = P(K >= j),
+Let the differences :math:`d_j` have the means of IWAE_{m+j} - IWAE_{m+j-1}, and let S(j) = P(K >= j). Then
 
 .. math:: \mathrm{IWAE}_m + \sum_{j \le K} d_j / S(j)
 
-has mean log p(x), or that of IWAE_{m + cap}. So has, and this is what is computed,
+has mean log p(x), or that of IWAE_{m + cap} under a capped law. So does what is computed here,
 
 .. math:: \mathrm{IWAE}_{m+K} + \sum_{j \le K} d_j (1/S(j) - 1) + \Big[\sum_j g_j - \sum_{j \le K} g_j / S(j)\Big]
 
-For SUMO, whose differences telescope in each realisation, the first two are the same number. The bracket is the
-centring by constants :math:`g_j`, whose mean is zero whatever they are: it depends on K alone.
+which is the same number for SUMO, whose differences telescope in each realisation. The bracket centres by constants
+:math:`g_j`; it depends on K alone, and its mean is zero for any constants.
 """
 
 import math
@@ -23,22 +23,22 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dohyo.bounds import leave_one_out_differences, prefix_log_mean, settle
-from dohyo.errors import DohyoError
-from dohyo.estimators.estimator import Estimator, check_cost, check_integer
+from dohyo.errors import DohyoError, whole
+from dohyo.estimators.estimator import Estimator, check_cost
 from dohyo.laws import HarmonicTail, Law, PowerLaw
 
 
 @dataclass(frozen=True)
 class PrefixRoulette(Estimator):
-    """Roulette over prefixes m, m + 1, ...; a final class says what its differences are."""
+    """Roulette over prefixes m, m + 1, ...; a final class defines the differences."""
 
     m: int = 1
     law: Law = field(default_factory=HarmonicTail)
     centre: tuple[float, ...] = ()
-    _decay: ClassVar[int]  # of nu_k, what the k-th term adds to the variance times S(k)
+    _decay: ClassVar[int]  # nu_k ~ k^-decay, where the k-th term adds nu_k / S(k) to the variance
 
     def __post_init__(self) -> None:
-        check_integer("m", self.m, 1)
+        whole("m", self.m)
         object.__setattr__(self, "centre", check_centre(self.centre, self.law))
 
     @property
@@ -57,7 +57,7 @@ class PrefixRoulette(Estimator):
         iwae = prefix_log_mean(log_w)[:, self.m - 1 :]
         value = self.combine(iwae, self._differences(log_w, iwae)) + anchor
         excess, _ = roulette_weights(self.law, self.centre, width - self.m, log_w.device)
-        # How many weights of each prefix are not zero decides which blocks are empty.
+        # Which blocks have only zero weights follows from the number of non-zero weights in each prefix.
         alive = (~empty).cumsum(-1)[:, self.m - 1 :]
         dead_term = (self._fewest_alive(alive) == 0) & (excess != 0)
         dead = (alive == 0) | (pad(dead_term.long().cumsum(-1), (1, 0)) > 0)
@@ -77,7 +77,7 @@ class PrefixRoulette(Estimator):
         """The smallest number of non-zero weights in a block of d_j, from that number in prefixes m, m + 1, ..."""
 
     def unseen_share(self, draws: int) -> float:
-        """By the rate at which the terms' second moments fall, as k^-decay, against S."""
+        """From the asymptotic rate nu_k ~ k^-decay."""
         depth = int(min(self.law.cap, 10_000))
         j = torch.arange(1, depth + 1)
         survival = self.law.survival(j)
@@ -100,9 +100,9 @@ class SUMO(PrefixRoulette):
 
     .. math:: \mathrm{SUMO} = \mathrm{IWAE}_m + \sum_{j=1}^K \frac{\mathrm{IWAE}_{m+j} - \mathrm{IWAE}_{m+j-1}}{P(K \ge j)}
 
-    The paper's Algorithm 1 does not say at which index the weights of the K differences are taken; the j-th one is
-    present exactly when K >= j, so it is P(K >= j), not P(K >= m + j), which is biased. Uncapped, the variance is infinite
-    under every law with a finite mean: E[d_j^2] falls as j^-2, and (sum 1/j)^2 <= sum S(j) * sum j^-2 / S(j).
+    The paper's Algorithm 1 leaves open at which index the K differences are weighted. The j-th one is present exactly when
+    K >= j, so the weight is 1 / P(K >= j); 1 / P(K >= m + j) would be biased. Uncapped, the variance is infinite under every
+    law with a finite mean: E[d_j^2] falls as j^-2, and (sum 1/j)^2 <= sum S(j) * sum j^-2 / S(j).
 
     References:
         Luo et al., SUMO (ICLR 2020), Algorithm 1; https://arxiv.org/abs/2004.00353
@@ -126,21 +126,21 @@ class SUMO(PrefixRoulette):
 
     @classmethod
     def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
+        """The paper's law with the m whose cost is nearest; if m = 1 still costs too much, a smaller alpha."""
         check_cost(cost, max_terms)
         law = HarmonicTail()
-        if max_terms is not None and max_terms > 1:
-            options = torch.arange(1, max_terms)
-            capped = law.survival(options).cumsum(0).flip(0)  # E[min(K, max_terms - m)]
-            least, m = float(1 + capped[0]), 1 + int((options + capped - cost).abs().argmin())
+        if max_terms is None:
+            m = max(1, round(cost - law.mean))
         else:
-            least, m = 1 + law.mean, max(1, round(cost - law.mean))
-        if cost < least:  # the mean grows with alpha from 10 on
-            laws = [HarmonicTail(alpha) for alpha in range(10, 81)]
-            law = min(laws, key=lambda law: abs(law.mean + 1 - cost))
-            if cost < laws[0].mean + 1 - 0.01:
-                raise DohyoError(f"cost is {cost}; SUMO with the paper's law costs at least {laws[0].mean + 1:.2f}: use "
-                                 "SymmetricSUMO or MultilevelRR, or SUMO(m=1, law=Geometric(p))")  # fmt: skip
-        return cls(m, law if max_terms is None else law.capped(max_terms - m))
+            options = torch.arange(1, max(2, max_terms))
+            capped = law.survival(options).cumsum(0).flip(0)  # E[min(K, max_terms - m)]
+            m = 1 + int((options + capped - cost).abs().argmin())
+        laws = [law] if m > 1 else [HarmonicTail(alpha) for alpha in range(10, 81)]  # the mean grows with alpha from 10 on
+        members = [cls(m, law if max_terms is None else law.capped(max_terms - m)) for law in laws]
+        if cost < members[0].expected_cost - 0.01 and m == 1:
+            raise DohyoError(f"cost is {cost}; SUMO with the paper's law costs at least {members[0].expected_cost:.2f}: use "
+                             "SymmetricSUMO or MultilevelRR, or SUMO(m=1, law=Geometric(p))")  # fmt: skip
+        return min(members, key=lambda member: abs(member.expected_cost - cost))
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ class SymmetricSUMO(PrefixRoulette):
 
     .. math:: d_j = \mathrm{IWAE}_{m+j} - \frac{1}{m+j} \sum_{i=1}^{m+j} \mathrm{IWAE}_{m+j}^{(-i)}
 
-    The average over the sample left out cancels the first order of the difference, so that E[d_j^2] falls as j^-4 where
-    SUMO's falls as j^-2, and a power tail with exponent between 1 and 2 gives finite variance at finite cost.
-    Time and, with gradients, memory grow as the square of the number of terms (`bounds.leave_one_out_differences`).
+    The average over the sample left out cancels the first order of the difference, so E[d_j^2] falls as j^-4 (SUMO: j^-2),
+    and a power tail with exponent between 1 and 2 gives finite variance at finite cost. Time and, with gradients, memory
+    grow as the square of the number of terms (`bounds.leave_one_out_differences`).
 
     Example:
         >>> SymmetricSUMO.at_cost(15).finite_variance
@@ -191,20 +191,16 @@ def power_law_with_mean(mean: float, exponent: float, cap: float) -> PowerLaw:
 
 def check_centre(centre: tuple[float, ...], law: Law) -> tuple[float, ...]:
     centre = tuple(float(g) for g in centre)
-    if not all(math.isfinite(g) for g in centre):
-        raise DohyoError("centre has an entry that is not finite")
-    if len(centre) > law.cap:
-        raise DohyoError(f"centre has {len(centre)} entries, but there are only {law.cap:.0f} differences under {law}")
+    if len(centre) > law.cap or not all(math.isfinite(g) for g in centre):
+        raise DohyoError(f"centre is {centre}; it must be finite, with at most {law.cap:.0f} entries under {law}")
     return centre
 
 
 @lru_cache(maxsize=128)
 def roulette_weights(law: Law, centre: tuple[float, ...], depth: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """1/S(j) - 1 for j = 1..depth, and the centring's offset for K = 0..depth."""
+    """1/S(j) - 1 for j = 1..depth, and the bracket in the module's docstring for K = 0..depth."""
     with torch.inference_mode(False):
         inverse = (1 / law.survival(torch.arange(1, depth + 1))).clamp(max=1e300)
-        g = torch.zeros(depth, dtype=torch.float64)
-        known = min(depth, len(centre))
-        g[:known] = torch.tensor(centre[:known], dtype=torch.float64)
+        g = torch.tensor(centre + (0.0,) * depth, dtype=torch.float64)[:depth]
         offset = math.fsum(centre) - pad((g * inverse).cumsum(0), (1, 0))
         return (inverse - 1).to(device), offset.to(device)

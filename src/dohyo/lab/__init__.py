@@ -1,1 +1,24 @@
 """The laboratory: training runs, experiments, studies, pictures, reports and the command. It needs `dohyo[cli]`."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dohyo.lab import bank, data, rewards, targets, training
+    from dohyo.lab.data import load
+    from dohyo.lab.training import DrawsConfig, LoopConfig, fit, train
+
+__all__ = ["DrawsConfig", "LoopConfig", "bank", "data", "fit", "load", "rewards", "targets", "train", "training"]
+
+
+def __getattr__(name: str) -> object:
+    """Everything is loaded at its first use."""
+    if name in ("bank", "data", "rewards", "targets", "training"):
+        return import_module(f"dohyo.lab.{name}")
+    if name in __all__:
+        return getattr(import_module("dohyo.lab.data" if name == "load" else "dohyo.lab.training"), name)
+    raise AttributeError(f"module 'dohyo.lab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

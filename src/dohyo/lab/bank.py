@@ -1,7 +1,6 @@
-"""Log-weights that another program made: one row for each datum, i.i.d. along the row."""
+"""Log-weights from another program: one row for each datum, i.i.d. along the row."""
 
 import csv
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.evaluation import Evaluation, summarise
+from dohyo.lab.data.readers import read_numpy
 from dohyo.names import named
 from dohyo.packing import reduce_packed
 
@@ -21,8 +21,7 @@ from dohyo.packing import reduce_packed
 def load_log_weights(path: Path, key: str | None = None) -> Tensor:
     """(data, samples) float64 from a .npy, .npz or .csv file; a single row of numbers is one datum.
 
-    Args:
-        key: The array's name in a .npz file that holds several.
+    `key` is the array's name in a .npz file with several.
     """
     if path.suffix not in (".npy", ".npz", ".csv"):
         raise DohyoError(f"{path}: the ending must be .npy, .npz or .csv")
@@ -30,9 +29,7 @@ def load_log_weights(path: Path, key: str | None = None) -> Tensor:
         raise DohyoError(f"{path}: there is no such file")
     array = _read_csv(path) if path.suffix == ".csv" else _read_numpy(path, key)
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or array.size == 0:
-        raise DohyoError(
-            f"{path}: holds {array.dtype} of shape {array.shape}; log-weights are real numbers, (data, samples), not empty"
-        )
+        raise DohyoError(f"{path}: holds {array.dtype} {array.shape}; it must be real numbers, (data, samples), not empty")
     log_w = torch.from_numpy(np.atleast_2d(array).astype(np.float64))
     bad = (log_w.isnan() | (log_w == torch.inf)).nonzero()
     if len(bad):
@@ -49,8 +46,8 @@ def estimate_bank(
 ) -> Evaluation:
     """Estimates from a bank: each row is shuffled and cut into `replicates` disjoint blocks, one estimate from each.
 
-    No weight is used twice, and the number of estimates is fixed beforehand (to go on while weights are left would
-    favour small K), so that each block must be long enough for the estimator's largest number of terms.
+    No weight is used twice, and the number of estimates is fixed beforehand (going on while weights are left would favour
+    small K), so each block must be long enough for the estimator's largest number of terms.
     """
     data, samples = log_w.shape
     width = block_width(samples, replicates)
@@ -69,7 +66,7 @@ def estimate_bank(
 
 
 def block_width(samples: int, replicates: int) -> int:
-    """How many log-weights each of `replicates` disjoint blocks of a row gets."""
+    """The number of log-weights in each of `replicates` disjoint blocks of a row."""
     if not 1 <= replicates <= samples:
         raise DohyoError(f"replicates is {replicates}; it must be between 1 and the {samples} log-weights of a row")
     return samples // replicates
@@ -77,16 +74,12 @@ def block_width(samples: int, replicates: int) -> int:
 
 def _read_numpy(path: Path, key: str | None) -> NDArray[Any]:
     try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return loaded
-            arrays = {name: loaded[name] for name in loaded.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise DohyoError(f"{path}: cannot be read ({error}); is it truncated, or not a {path.suffix} file?") from error
+        arrays = read_numpy(path, lambda names: [key] if key in names else names)
+    except DohyoError as error:
+        raise DohyoError(f"{path}: {error}") from error
     if key is None and len(arrays) != 1:
         raise DohyoError(f"{path}: holds {len(arrays)} arrays ({', '.join(arrays)}); choose one with --key")
-    return named(arrays, key, "array") if key is not None else next(iter(arrays.values()))
+    return next(iter(arrays.values())) if key is None or path.suffix == ".npy" else named(arrays, key, "array")
 
 
 def _read_csv(path: Path) -> NDArray[Any]:

@@ -14,10 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dohyo.contract import Mark, bound, check_marks, marking, require, steered
+from dohyo.contract import Mark, bound, check_marks, marking, one_for_each, require, steered
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
-from dohyo.marginal import one_for_each
 from dohyo.names import check_choice
 from dohyo.packing import Plan, through_tables
 

@@ -1,48 +1,49 @@
-"""The command `dohyo`. What a command alone needs is imported when it runs."""
+"""The command `dohyo`: one module for each subcommand, imported when it is used."""
 
+import importlib
 import sys
-from collections.abc import Callable, Sequence
-
-from jsonargparse import Namespace
+from collections.abc import Sequence
+from typing import Any
 
 import dohyo
 from dohyo.errors import DohyoError
-from dohyo.lab.cli import density, estimate, qpbo, report, reproduce, reverse_kl
-from dohyo.lab.cli.parsing import Formatter, Parser
+from dohyo.lab.parsing import Formatter, Parser
 
-_COMMANDS: dict[str, tuple[Callable[..., Parser], Callable[[Namespace], int], str]] = {
-    "train": (density.train_parser, density.train, "train a latent-variable model by maximum likelihood"),
-    "evaluate": (
-        density.evaluate_parser,
-        density.evaluate,
-        "log p(x) of a trained model on its test data, with an error bar",
-    ),
-    "sample": (density.sample_parser, density.sample, "pictures of a trained model's samples"),
-    "reverse-kl": (reverse_kl.reverse_kl_parser, reverse_kl.reverse_kl, "fit a model to an unnormalised density by reverse KL"),
-    "qpbo": (qpbo.qpbo_parser, qpbo.qpbo, "optimise a function of bits by training a policy"),
-    "reproduce": (reproduce.reproduce_parser, reproduce.reproduce, "the paper's tables and figures, one study each"),
-    "report": (report.report_parser, report.report, "one page of HTML from the folders of studies and runs"),
-    "estimate": (estimate.parser, estimate.run, "log p(x) from a file of log-weights"),
+_COMMANDS = {
+    "train": "train a latent-variable model by maximum likelihood",
+    "evaluate": "log p(x) of a trained model on its test data, with an error bar",
+    "sample": "pictures of a trained model's samples",
+    "reverse-kl": "fit a model to an unnormalised density by reverse KL",
+    "qpbo": "optimise a function of bits by training a policy",
+    "reproduce": "the paper's tables and figures, one study each",
+    "report": "one page of HTML from the folders of studies and runs",
+    "estimate": "log p(x) from a file of log-weights",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line and return the exit status. Errors that the user cannot correct are bugs, and are raised."""
     try:
         arguments = [_underscored(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
         if not arguments:
             raise DohyoError(f"give a command: {', '.join(_COMMANDS)}; dohyo --help says what each does")
         parser = _parser(arguments)
         config = parser.parse_args(arguments)
-        command, options = config.command, config[config.command]
-        options.explicit = dict(parser.parse_args(arguments, defaults=False)[command].items())  # said, not by default
-        return _COMMANDS[command][1](options)
-    except (ValueError, OSError) as error:
+        options = config[config.command]
+        given = parser.parse_args(arguments, defaults=False)[config.command]
+        options.explicit = dict(given.items())  # without the defaults
+        status: int = _module(config.command).run(options)
+        return status
+    except (DohyoError, OSError) as error:
         print(f"dohyo: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("dohyo: interrupted", file=sys.stderr)
         return 130
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f"dohyo.lab.cli.{command.replace('-', '_')}")
 
 
 def _underscored(argument: str) -> str:
@@ -52,15 +53,13 @@ def _underscored(argument: str) -> str:
 
 
 def _parser(arguments: Sequence[str]) -> Parser:
-    """Only the command that is meant gets its options: some of them are slow to import."""
-    parser = Parser(
-        prog="dohyo",
-        description="Unbiased log p(x) for latent-variable models, with error bars.",
-        version=dohyo.__version__,
-        formatter_class=Formatter,
-    )
+    """Only the command that is used gets its options: some are slow to import."""
+    about = "Unbiased log p(x) for latent-variable models, with error bars."
+    parser = Parser(prog="dohyo", description=about, version=dohyo.__version__, formatter_class=Formatter)
     commands = parser.add_subcommands(dest="command", required=True)
-    for name, (make, _, text) in _COMMANDS.items():
-        known = (arguments[1:],) if name == "reproduce" else ()  # each study has options of its own
-        commands.add_subcommand(name, make(*known) if name in arguments[:1] else Parser(), help=text)
+    for name, text in _COMMANDS.items():
+        own = Parser()
+        if name in arguments[:1]:
+            own = _module(name).parser(*([arguments[1:]] if name == "reproduce" else []))  # each study has its own options
+        commands.add_subcommand(name, own, help=text)
     return parser

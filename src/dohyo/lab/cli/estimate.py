@@ -9,7 +9,10 @@ from jsonargparse import Namespace
 
 import dohyo
 from dohyo.errors import DohyoError
-from dohyo.lab.cli.parsing import Parser, console, estimator_from
+from dohyo.files import replacing
+from dohyo.lab.bank import block_width, estimate_bank, load_log_weights
+from dohyo.lab.cli.screen import estimator_from, interval, number, say, show_evaluation, show_table
+from dohyo.lab.parsing import Parser
 
 _EXAMPLES = """examples:
   dohyo estimate weights.npy --estimator symmetric-sumo --cost 15
@@ -18,6 +21,8 @@ _EXAMPLES = """examples:
 
 The file holds log-weights log p(x, z) - log q(z; x) that any program made: one row for each datum, i.i.d. along the row.
 """
+_PLOT = """IWAE_k against k and every estimator at this cost, as a picture with its numbers as JSON beside it
+(default name: estimate.png)"""
 
 
 @dataclass
@@ -26,7 +31,7 @@ class EstimateConfig:
 
     Attributes:
         estimator: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; or a tuned one's .json/.yaml.
-        cost: The expected number of log-weights for each estimate.
+        cost: The expected number of log-weights for each estimate, as near as the estimator can come.
         replicates: Estimates for each datum, from disjoint blocks of its row; the law is capped at a block's length.
         confidence: Of the intervals.
         seed: Of the plan and of the shuffling within rows.
@@ -44,105 +49,71 @@ class EstimateConfig:
 
 
 def parser() -> Parser:
-    """The command's options."""
-    estimate = Parser(description="Estimate log p(x) from log-weights in a file.", epilog=_EXAMPLES)
-    estimate.add_argument("file", type=Path, help="a .npy, .npz or .csv file")
-    estimate.add_class_arguments(EstimateConfig)
-    estimate.add_json()
-    estimate.add_argument(
-        "--plot",
-        nargs="?",
-        const=Path("estimate.png"),
-        type=Path,
-        metavar="FILE",
-        help="IWAE_k against k and every estimator at this cost, as a picture with its numbers as JSON beside it "
-        "(default name: estimate.png)",
-    )
-    estimate.add_config()
-    return estimate
+    made = Parser(description="Estimate log p(x) from log-weights in a file.", epilog=_EXAMPLES)
+    made.add_argument("file", type=Path, help="a .npy, .npz or .csv file")
+    made.add_class_arguments(EstimateConfig)
+    made.add_json()
+    made.add_argument("--plot", nargs="?", const=Path("estimate.png"), type=Path, metavar="FILE", help=_PLOT)
+    made.add_config()
+    return made
 
 
-def run(config: Namespace) -> int:
-    from dohyo.lab.bank import block_width, estimate_bank, load_log_weights
-
-    if not 0 < config.confidence < 1:
-        raise DohyoError(f"--confidence is {config.confidence}; it must lie strictly between 0 and 1")
-    if config.plot is not None:
+def run(options: Namespace) -> int:
+    if not 0 < options.confidence < 1:
+        raise DohyoError(f"--confidence is {options.confidence}; it must lie strictly between 0 and 1")
+    if options.plot is not None:
         from dohyo.lab.plots.picture import check_picture
 
-        check_picture(config.plot)
-    log_w = load_log_weights(config.file, config.key)
-    width = block_width(log_w.shape[1], config.replicates)
-    estimator = estimator_from(config.estimator, config.cost, width)
-    result = estimate_bank(log_w, estimator, config.replicates, config.confidence, config.seed)
+        check_picture(options.plot)
+    log_w = load_log_weights(options.file, options.key)
+    width = block_width(log_w.shape[1], options.replicates)
+    estimator = estimator_from(options.estimator, options.cost, width)
+    result = estimate_bank(log_w, estimator, options.replicates, options.confidence, options.seed)
     report = {
-        "file": config.file.name,
+        "file": options.file.name,
         "data": log_w.shape[0],
         "samples": log_w.shape[1],
         "estimator": dohyo.to_dict(estimator),
         "expected_cost": estimator.expected_cost,
-        "confidence": config.confidence,
-        "seed": config.seed,
+        "confidence": options.confidence,
+        "seed": options.seed,
         **result.to_dict(),
     }
-    if config.out is not None:
-        _write_per_datum(config.out, result)
-    if config.plot is not None:
+    if options.out is not None:
+        values = enumerate(zip(result.per_datum.tolist(), result.khat.tolist(), strict=True))
+        lines = ["datum,log_px,khat", *(f"{i},{value!r},{khat!r}" for i, (value, khat) in values)]
+        with replacing(options.out) as temporary:
+            temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if options.plot is not None:
         from dohyo.lab.plots.bank import plot_bank
 
-        plot_bank(log_w, config.cost, config.replicates, config.seed, config.plot)
-    if config.json:
+        plot_bank(log_w, options.cost, options.replicates, options.seed, options.plot)
+    if options.json:
         print(json.dumps(report))
     else:
-        _print_estimate(report, log_w, config)
+        _show(report, log_w, options)
     return 0
 
 
-def _write_per_datum(path: Path, result: dohyo.Evaluation) -> None:
-    from dohyo.files import replacing
-
-    lines = ["datum,log_px,khat"]
-    lines += [f"{i},{v!r},{k!r}" for i, (v, k) in enumerate(zip(result.per_datum.tolist(), result.khat.tolist(), strict=True))]
-    with replacing(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _print_estimate(report: dict[str, Any], log_w: Any, config: Namespace) -> None:
-    """The estimate between the two lower bounds that frame it: IWAE at the same cost and IWAE of all weights."""
-    from rich.table import Table
-
-    from dohyo.lab.bank import estimate_bank
-
-    screen = console()
+def _show(report: dict[str, Any], log_w: Any, options: Namespace) -> None:
+    """The estimate beside two lower bounds: IWAE at the same cost, and IWAE with all weights."""
     samples = log_w.shape[1]
-    table = Table(title=f"{config.file.name}: {report['data']} data, {samples} log-weights each")
-    for heading in ("estimator", "mean log p(x)", f"{config.confidence:.0%} interval", "weights used", "kind"):
-        table.add_column(heading, justify="left" if heading in ("estimator", "kind") else "right")
-    table.add_row(*_cells(report["estimator"]["name"], report), style="bold")
-    for k in sorted({min(round(config.cost), samples), samples}):
-        reference = estimate_bank(log_w, dohyo.IWAE(k), 1, config.confidence, config.seed).to_dict()
-        table.add_row(*_cells(f"iwae, k={k}", reference))
-    screen.print(table)
+    shown = {report["estimator"]["name"]: report}
+    for k in sorted({min(round(options.cost), samples), samples}):
+        bound = estimate_bank(log_w, dohyo.IWAE(k), 1, options.confidence, options.seed)
+        shown[f"iwae, k={k}"] = {"expected_cost": k, **bound.to_dict()}
+    columns = ["estimator", "expected cost", "mean log p(x)", f"{options.confidence:.0%} interval", "weights used", "kind"]
+    rows = []
+    for name, one in shown.items():
+        mean = "-inf" if one["mean"] is None else f"{one['mean']:.3f} ± {number(one['stderr'])}"
+        rows.append([name, f"{one['expected_cost']:.4g}", mean, interval(one), str(one["cost"]), one["kind"]])
+    title = f"{options.file.name}: {report['data']} data, {samples} log-weights each"
+    show_table(title, columns, rows, words=("estimator", "kind"))
     if report["noise_stderr"] is not None:
-        screen.print(f"standard error of the estimator's noise alone: {report['noise_stderr']:.4g}")
-    if report["robust_interval"] is not None:
-        low, high = report["robust_interval"]
-        screen.print(f"median of means: {report['robust_mean']:.4f} in [{low:.4f}, {high:.4f}]", markup=False)
+        say(f"standard error of the estimator's noise alone: {report['noise_stderr']:.4g}")
     if report["khat"]["median"] is not None:
-        screen.print(f"Pareto k-hat: median {report['khat']['median']:.2f}, largest {report['khat']['max']:.2f}")
-    for warning in report["warnings"]:
-        screen.print(f"[yellow]warning:[/] {warning}")
-    for path in (config.out, config.plot):
+        say(f"Pareto k-hat: median {report['khat']['median']:.2f}, largest {report['khat']['max']:.2f}")
+    show_evaluation(report)
+    for path in (options.out, options.plot):
         if path is not None:
-            screen.print(f"written: {path}", markup=False, highlight=False)
-
-
-def _cells(name: str, report: dict[str, Any]) -> list[str]:
-    mean, stderr, (low, high) = report["mean"], report["stderr"], report["interval"]
-    return [
-        name,
-        "-inf" if mean is None else f"{mean:.3f} ± {'?' if stderr is None else f'{stderr:.3f}'}",
-        "unknown" if low is None else f"{low:.3f} to {high:.3f}",
-        str(report["cost"]),
-        report["kind"],
-    ]
+            say(f"written: {path}")

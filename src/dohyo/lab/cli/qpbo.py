@@ -4,8 +4,9 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from dohyo.lab.cli.parsing import Parser
 from dohyo.lab.cli.runs import run_command, run_parser
+from dohyo.lab.experiments.qpbo import QPBORun
+from dohyo.lab.parsing import Parser
 
 _EXAMPLES = """examples:
   dohyo qpbo --variables 100 --policy latent --estimator sumo --cost 15 --entropy 0.1 --steps 5000 --seed 0 --out runs/q
@@ -16,16 +17,12 @@ _EXAMPLES = """examples:
 """
 
 
-def qpbo_parser() -> Parser:
-    from dohyo.lab.experiments.qpbo import QPBOConfig
-
-    return run_parser(QPBOConfig, "steps", "Optimise a function of bits by training a policy (REINFORCE).", _EXAMPLES)
+def parser() -> Parser:
+    return run_parser(QPBORun, "Optimise a function of bits by training a policy (REINFORCE).", _EXAMPLES)
 
 
-def qpbo(config: Namespace) -> int:
-    from dohyo.lab.experiments.qpbo import QPBORun
-
-    return run_command(QPBORun, config, _note, _summary)
+def run(options: Namespace) -> int:
+    return run_command(QPBORun, options, _note, _summary)
 
 
 def _note(record: dict[str, Any]) -> str:
@@ -35,5 +32,6 @@ def _note(record: dict[str, Any]) -> str:
 def _summary(result: dict[str, Any]) -> list[str]:
     known = result["best_known"]
     beside = "" if known is None else f" (best known {known:.10g}, gap {result['gap']:.2%})"
-    return [f"best reward {result['best_reward']:.10g}{beside}, mean {result['mean_reward']:.6g}, {result['steps']} steps, "
+    how = f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}, " if "estimator" in result else ""
+    return [f"best reward {result['best_reward']:.10g}{beside}, mean {result['mean_reward']:.6g}, {how}{result['steps']} steps, "
             f"{1000 * result['seconds_per_step']:.1f} ms a step, best after {result['seconds_to_best']:.0f} s"]  # fmt: skip

@@ -10,8 +10,13 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.errors import DohyoError
-from dohyo.lab.cli.parsing import Parser, console
-from dohyo.lab.cli.runs import interruptible, say
+from dohyo.lab.cli.screen import interruptible, progress_bar, say, show_table
+from dohyo.lab.folder import VERDICTS
+from dohyo.lab.parsing import Parser
+from dohyo.lab.studies import STUDIES, reproduce
+from dohyo.lab.studies.study import picked
+from dohyo.lab.training.processes import launch
+from dohyo.names import named
 
 _EXAMPLES = """examples:
   dohyo reproduce convergence --scale smoke --out out/convergence
@@ -19,71 +24,59 @@ _EXAMPLES = """examples:
   dohyo reproduce table1 --scale paper --data mnist --cost 5 --estimator sumo --out out/table1    # one cell, resumable
   dohyo reproduce convergence --help                                 # what a study asks, and its options
 
-The same command goes on with a folder where it was killed or stopped, and loses the cell in progress at most.
+After a kill or Ctrl-C the same command continues; at most the cell in progress is lost.
 """
-_VERDICTS = {True: "yes", False: "NO", None: "cannot tell"}
 
 
-def reproduce_parser(arguments: Sequence[str]) -> Parser:
+def parser(arguments: Sequence[str]) -> Parser:
     """The options of the study that the arguments name."""
-    from dohyo.lab.studies import STUDIES
-    from dohyo.names import named
-
     meant = [argument for argument in arguments if argument in STUDIES] or [a for a in arguments[:1] if not a.startswith("-")]
     if not meant:
         names = "\n".join(f"  {name:14s}{study.title}" for name, study in STUDIES.items())
-        parser = Parser(description=f"Reproduce a table or a figure of the paper. The studies are\n\n{names}", epilog=_EXAMPLES)
-        parser.add_argument("study", nargs="?", help=", ".join(STUDIES))
-        return parser
+        made = Parser(description=f"Reproduce a table or a figure of the paper. The studies are\n\n{names}", epilog=_EXAMPLES)
+        made.add_argument("study", nargs="?", help=", ".join(STUDIES))
+        return made
     study = named(STUDIES, meant[0], "study")
-    about = (
-        f"{study.title}.\n\n{fill(study.question, 110)}\n\nThe defaults of the study's own numbers are those of --scale paper."
-    )
-    parser = Parser(description=about, epilog=_EXAMPLES)
-    parser.add_argument("study", help=study.name)
-    parser.add_argument("--scale", default="small", help="smoke (seconds), small (minutes) or paper (the full size)")
-    parser.add_argument("--out", type=Path, help="the study's folder, a new one or one to go on with (required)")
+    defaults = "The defaults of the study's own numbers are those of --scale paper."
+    made = Parser(description=f"{study.title}.\n\n{fill(study.question, 110)}\n\n{defaults}", epilog=_EXAMPLES)
+    made.add_argument("study", help=study.name)
+    made.add_argument("--scale", default="small", help="smoke (seconds), small (minutes) or paper (the full size)")
+    made.add_argument("--out", type=Path, help="the study's folder, a new one or one to continue (required)")
     for key in study.picks:
-        parser.add_argument(f"--{key}", nargs="+", type=str, help=f"do only the cells with this {key}, or one of these")
-    parser.add_json()
-    parser.add_class_arguments(type(study.SCALES["paper"]))
-    return parser
+        made.add_argument(f"--{key}", nargs="+", type=str, help=f"do only the cells with this {key}, or one of these")
+    made.add_json()
+    made.add_class_arguments(type(study.SCALES["paper"]))
+    return made
 
 
-def reproduce(options: Namespace) -> int:
-    from dohyo.lab.studies import STUDIES
-    from dohyo.lab.studies.study import picked
-    from dohyo.lab.training.processes import launch
-
+def run(options: Namespace) -> int:
     if options.get("out") is None:
-        raise DohyoError(f"give a study ({', '.join(STUDIES)}) and --out FOLDER, a new one or one to go on with")
+        raise DohyoError(f"give a study ({', '.join(STUDIES)}) and --out FOLDER, a new one or one to continue")
     study_type = STUDIES[options.study]
     own = ("study", "scale", "out", "json", *study_type.picks)
     study = study_type.at(options.scale, **{key: value for key, value in options.explicit.items() if key not in own})
     picks = {key: options[key] for key in study_type.picks if options[key]}
     only = picked(study, picks) if picks else None
-    launch(study.config.device)  # a wrong one is said before anything is begun
+    launch(study.config.device)  # so that a missing device is reported before anything begins
     try:
         with interruptible() as interrupted:
             report = _with_progress(study, options, only, interrupted)
     except KeyboardInterrupt:
-        print(f"dohyo: interrupted; the same command goes on with {options.out}", file=sys.stderr)
+        print(f"dohyo: interrupted; the same command continues with {options.out}", file=sys.stderr)
         return 130
     if options.json:
         print(json.dumps(report))
-    else:
-        _show(report, options.out)
+        return 0
+    columns = ["claim", "the paper", "found", "verdict"]
+    rows = [[one["claim"], one["paper"], one["found"], VERDICTS[one["holds"]]] for one in report["conclusions"]]
+    title = f"{report['title']}: {report['cells_done']} of {report['cells_total']} cells"
+    show_table(title, columns, rows, words=columns, lines=True)
+    say(f"everything is in {options.out}")
     return 0
 
 
 def _with_progress(study: Any, options: Namespace, only: list[str] | None, interrupted: list[int]) -> dict[str, Any]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    from dohyo.lab.studies.study import reproduce as run
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.1f}/{task.total} cells"),
-               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
-    with Progress(*columns, console=console(), disable=options.json) as progress:
+    with progress_bar("{task.completed:.1f}/{task.total} cells", options.json) as progress:
         task = progress.add_task(study.name, total=None, note="")
 
         def on_progress(name: str, done: float, total: int) -> None:
@@ -91,16 +84,4 @@ def _with_progress(study: Any, options: Namespace, only: list[str] | None, inter
                 raise KeyboardInterrupt
             progress.update(task, completed=done, total=total, note=name)
 
-        return run(study, options.out, on_progress, only)
-
-
-def _show(report: dict[str, Any], folder: Path) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{report['title']}: {report['cells_done']} of {report['cells_total']} cells", show_lines=True)
-    for heading in ("claim", "the paper", "found", "holds"):
-        table.add_column(heading)
-    for each in report["conclusions"]:
-        table.add_row(each["claim"], each["paper"], each["found"], _VERDICTS[each["holds"]])
-    console().print(table, markup=False)
-    say(False, f"everything is in {folder}")
+        return reproduce(study, options.out, on_progress, only)

@@ -4,8 +4,10 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from dohyo.lab.cli.parsing import Parser
-from dohyo.lab.cli.runs import number, run_command, run_parser
+from dohyo.lab.cli.runs import run_command, run_parser
+from dohyo.lab.cli.screen import number
+from dohyo.lab.experiments.reverse_kl import ReverseKLRun
+from dohyo.lab.parsing import Parser
 
 _EXAMPLES = """examples:
   dohyo reverse-kl --target funnel --estimator sumo --cost 15 --steps 20000 --seed 0 --out runs/f
@@ -18,22 +20,16 @@ _EXAMPLES = """examples:
 """
 
 
-def reverse_kl_parser() -> Parser:
-    from dohyo.lab.experiments.reverse_kl import ReverseKLConfig
-
-    about = "Fit a latent-variable model to an unnormalised density by reverse KL."
-    return run_parser(ReverseKLConfig, "steps", about, _EXAMPLES)
+def parser() -> Parser:
+    return run_parser(ReverseKLRun, "Fit a latent-variable model to an unnormalised density by reverse KL.", _EXAMPLES)
 
 
-def reverse_kl(config: Namespace) -> int:
-    from dohyo.lab.experiments.reverse_kl import ReverseKLRun
-
-    return run_command(ReverseKLRun, config, _note, _summary)
+def run(options: Namespace) -> int:
+    return run_command(ReverseKLRun, options, _note, _summary)
 
 
 def _note(record: dict[str, Any]) -> str:
-    truth = record["objective"] if record["reverse_kl"] is None else record["reverse_kl"]
-    name = "objective" if record["reverse_kl"] is None else "reverse KL"
+    name, truth = ("objective", record["objective"]) if record["reverse_kl"] is None else ("reverse KL", record["reverse_kl"])
     return f"estimate {record['estimate']:.3f} {name} {truth:.3f}" + (" DIVERGED" if record["diverged"] else "")
 
 
@@ -42,8 +38,8 @@ def _summary(result: dict[str, Any]) -> list[str]:
     truth = number(result["reverse_kl"] if known else result["objective"])
     name = "reverse KL" if known else "objective E[log p(x) - log p*(x)]"
     lines = [f"{name} {truth} ± {number(result['reverse_kl_stderr'])}, training estimate "
-             f"{number(result['training_estimate'])} ± {number(result['training_estimate_stderr'])}, "
-             f"{result['steps']} steps, {result['seconds']:.0f} s"]  # fmt: skip
+             f"{number(result['training_estimate'])} ± {number(result['training_estimate_stderr'])}, {result['estimator']} at an "
+             f"expected cost of {result['expected_cost']:.4g}, {result['steps']} steps, {result['seconds']:.0f} s"]  # fmt: skip
     if result["khat"] is not None and result["khat"] > 0.7:
         lines.append(f"warning: k-hat is {result['khat']:.2f}: the importance-weighted moments are not to be trusted")
     return lines + [f"warning: {'diverged: ' if result['diverged'] else ''}{line}" for line in result["warnings"]]

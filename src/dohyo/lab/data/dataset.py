@@ -1,8 +1,8 @@
-"""A data set: three splits of one kind, and the rule that turns arrays into them."""
+"""A data set: three splits of one kind, and how arrays become one."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dohyo.errors import DohyoError
 
-KINDS = ("auto", "binary", "grey", "real")
+Kind = Literal["binary", "grey", "real"]
 SPLITS = ("train", "valid", "test")
 
 
@@ -19,16 +19,14 @@ SPLITS = ("train", "valid", "test")
 class Dataset:
     """Three splits, one row for each datum, float32.
 
-    Grey values in [0, 1] are the probabilities that a pixel is one, as in Burda et al. (2016): each minibatch draws its
-    pixels anew (dynamic binarisation), validation and test data are drawn once.
+    Grey values in [0, 1] are the probabilities that a pixel is one, as in Burda et al. (2016): the pixels are sampled anew for
+    each minibatch (dynamic binarisation), and once for validation and test data.
 
     Attributes:
-        name: What it was loaded as.
+        name: The name or the file it was loaded from.
         train: (n, d): 0 and 1 if binary, probabilities if grey, any numbers if real.
-        valid: (n, d): 0 and 1 if binary or grey, any numbers if real.
-        test: Likewise.
-        kind: "binary", "grey" or "real".
-        shape: Of one datum before it was flattened: (28, 28), (37,).
+        valid, test: (n, d): 0 and 1 if binary or grey, any numbers if real.
+        shape: The shape of one datum before it was flattened: (28, 28), (37,).
 
     Example:
         >>> from dohyo.lab.data import load
@@ -45,11 +43,11 @@ class Dataset:
     train: Tensor = dataclasses.field(repr=False)
     valid: Tensor = dataclasses.field(repr=False)
     test: Tensor = dataclasses.field(repr=False)
-    kind: str
+    kind: Kind
     shape: tuple[int, ...]
 
     def train_batch(self, index: Tensor) -> Tensor:
-        """The training data of these rows; grey data are binarised anew, with torch's own RNG of their device."""
+        """The training data of these rows; grey data are binarised anew with torch's RNG of their device."""
         batch = self.train[index]
         return torch.bernoulli(batch) if self.kind == "grey" else batch
 
@@ -58,15 +56,15 @@ class Dataset:
         return dataclasses.replace(self, **{split: getattr(self, split).to(device) for split in SPLITS})
 
 
-def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]], kind: str, seed: int) -> Dataset:
-    """A data set of the arrays `train`, `valid` and `test`, each (n, ...) and good for `check_array`.
+def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]], wanted: Kind | Literal["auto"], seed: int) -> Dataset:
+    """A data set of the arrays `train`, `valid` and `test`, each (n, ...), which `check_array` has accepted.
 
-    Whole numbers from 0 to 255 that are grey are divided by 255. `kind` "auto" goes by the values: only 0 and 1 is
-    binary, whole numbers from 0 to 255 and floats in [0, 1] are grey, other floats are real.
+    The kind "auto" depends on the values: 0 and 1 alone are binary, whole numbers from 0 to 255 and floats in [0, 1] are grey,
+    and other floats are real. Grey whole numbers are divided by 255.
     """
     arrays = {split: arrays[split] for split in SPLITS}
     _check_agreement(arrays)
-    kind, scale = _kind_and_scale(arrays, kind)
+    kind, scale = _kind_and_scale(arrays, wanted)
     tensors = {split: torch.from_numpy(_flat(array)).div_(scale) for split, array in arrays.items()}
     if kind == "grey":
         for stream, split in ((1, "valid"), (2, "test")):
@@ -76,24 +74,22 @@ def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]], kind: str, seed: 
 
 
 def random_state(seed: int, stream: int) -> np.random.RandomState:
-    """Random numbers that no later version changes: NumPy froze what RandomState draws, torch promises nothing."""
+    """Random numbers that no later version changes: NumPy froze RandomState's, torch promises nothing."""
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, stream))))
 
 
 def check_array(what: str, array: NDArray[Any]) -> None:
-    """Refuse what is no data; places are counted from one, in the array as its file holds it."""
+    """An error if this is not data; places are counted from one, in the array as in its file."""
     if array.dtype.kind not in "fiub":
         raise DohyoError(f"{what} holds {array.dtype}; data are real numbers")
     if array.ndim == 0 or array.size == 0:
-        raise DohyoError(f"{what} is empty, of shape {array.shape}; the shape must be (data, ...), none of them 0")
+        raise DohyoError(f"{what} is empty, of shape {array.shape}; the shape must be (data, ...), with no 0 in it")
     flat = _flat(array)  # float32: a float64 beyond its range becomes infinite here
     bad = np.flatnonzero(~np.isfinite(flat))
     if len(bad):
         datum, place = divmod(int(bad[0]), flat.shape[1])
-        raise DohyoError(
-            f"{len(bad)} of {flat.size} numbers in {what} are NaN, infinite or beyond float32, first in datum {datum + 1}, "
-            f"place {place + 1}; remove or replace them"
-        )
+        where = f"{len(bad)} of {flat.size} numbers in {what}, first in datum {datum + 1}, place {place + 1},"
+        raise DohyoError(f"{where} are NaN, infinite or beyond float32; remove or replace them")
 
 
 def _check_agreement(arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -105,8 +101,8 @@ def _check_agreement(arrays: Mapping[str, NDArray[Any]]) -> None:
             raise DohyoError(f"{split} holds {array.dtype} and train {train.dtype}; make both floats or both whole numbers")
 
 
-def _kind_and_scale(arrays: Mapping[str, NDArray[Any]], kind: str) -> tuple[str, int]:
-    """What the data are, and what to divide them by."""
+def _kind_and_scale(arrays: Mapping[str, NDArray[Any]], wanted: Kind | Literal["auto"]) -> tuple[Kind, int]:
+    """What kind the data are, and what to divide them by."""
     low = min(array.min().item() for array in arrays.values())
     high = max(array.max().item() for array in arrays.values())
     whole = arrays["train"].dtype.kind != "f"
@@ -114,20 +110,13 @@ def _kind_and_scale(arrays: Mapping[str, NDArray[Any]], kind: str) -> tuple[str,
     top = 255 if whole and high > 1 else 1
     grey = low >= 0 and high <= top
     came = f"these are {'whole numbers' if whole else 'floats'} from {low:.6g} to {high:.6g}"
-    if kind == "auto":
-        if whole and not grey:
-            raise DohyoError(
-                f"whole numbers must be 0 and 1, or grey values from 0 to 255, but {came}; "
-                "for real-valued data give floats, as array.astype('float32') makes them"
-            )
-        kind = "binary" if binary else "grey" if grey else "real"
+    if wanted == "auto" and whole and not grey:
+        raise DohyoError(f"whole numbers must be 0 and 1, or grey from 0 to 255, but {came}; for real-valued data give floats")
+    kind: Kind = wanted if wanted != "auto" else "binary" if binary else "grey" if grey else "real"
     if kind == "binary" and not binary:
-        raise DohyoError(f"binary data must be 0 and 1 only, but {came}; threshold them, or choose the kind grey or real")
+        raise DohyoError(f"binary data must be 0 and 1 only, but {came}; threshold them, or use kind grey or real")
     if kind == "grey" and not grey:
-        raise DohyoError(
-            f"grey data must be floats in [0, 1] or whole numbers from 0 to 255, but {came}; "
-            "rescale them, or choose the kind real"
-        )
+        raise DohyoError(f"grey data must be in [0, 1], or whole numbers from 0 to 255, but {came}; rescale, or use kind real")
     return kind, top if kind == "grey" else 1
 
 

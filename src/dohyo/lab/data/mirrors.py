@@ -1,4 +1,4 @@
-"""Where the files of public data sets are: in a folder of the user's, or in a cache that is filled from public mirrors."""
+"""Where the files of public data sets are: in the user's folder, or in a cache that is filled from public mirrors."""
 
 import http.client
 import os
@@ -16,7 +16,7 @@ _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.goo
 _STATIC = tuple(f"{scheme}://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/" for scheme in ("https", "http"))
 _OMNIGLOT = ("https://github.com/yburda/iwae/raw/master/", "https://raw.githubusercontent.com/yburda/iwae/master/")
 
-# For each file below the data folder the addresses to get it from, tried in turn. The reader checks what they send.
+# For each file below the data folder its addresses, tried in turn. The reader checks what they send.
 MIRRORS: dict[str, tuple[str, ...]] = {
     **{f"mnist/{name}": tuple(base + name for base in _MNIST)
        for name in ("train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz")},
@@ -25,13 +25,13 @@ MIRRORS: dict[str, tuple[str, ...]] = {
     "omniglot/chardata.mat": tuple(f"{base}datasets/OMNIGLOT/chardata.mat" for base in _OMNIGLOT),
 }  # fmt: skip
 
-TIMEOUT = 30.0  # seconds without a byte until a mirror is given up
+TIMEOUT = 30.0  # seconds without a byte before the next mirror is tried
 _CHUNK = 1 << 16
 _FIX = "put the files into a folder and name it with --data-dir or the environment variable DOHYO_DATA"
 
 
 def data_folder(data_dir: Path | None) -> tuple[Path, bool]:
-    """The folder that data are in, and whether it is the cache: the argument, else DOHYO_DATA, else the cache."""
+    """The data folder, and whether it is the cache: the argument, else DOHYO_DATA, else the cache."""
     given = data_dir or os.environ.get("DOHYO_DATA")
     if not given:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dohyo", True
@@ -42,10 +42,9 @@ def data_folder(data_dir: Path | None) -> tuple[Path, bool]:
 
 
 def find(readers: Mapping[str, Reader], data_dir: Path | None, progress: Progress | None = None) -> Arrays:
-    """What is in the first of several equivalent files that is there; downloaded if none is and the folder is the cache.
+    """The content of the first of several equivalent files that exists; a download if none does and the folder is the cache.
 
-    Args:
-        readers: Paths below the data folder, and how to read each.
+    `readers` maps paths below the data folder to their readers.
     """
     folder, is_cache = data_folder(data_dir)
     for relative, read in readers.items():
@@ -56,7 +55,7 @@ def find(readers: Mapping[str, Reader], data_dir: Path | None, progress: Progres
             except UnusableError as error:
                 raise DohyoError(f"{path}: {error}; is it truncated or corrupted? Delete it and get it again") from error
     if not is_cache:
-        raise DohyoError(f"{folder}: {' or '.join(readers)} is missing; put it there, or name no folder to download it")
+        raise DohyoError(f"{folder}: {' or '.join(readers)} is missing; put it there, or give no folder to download it")
     relative = next(relative for relative in readers if relative in MIRRORS)
     return download(folder / relative, MIRRORS[relative], readers[relative], progress)
 
@@ -64,11 +63,7 @@ def find(readers: Mapping[str, Reader], data_dir: Path | None, progress: Progres
 def download(
     path: Path, addresses: tuple[str, ...], read: Reader, progress: Progress | None = None, timeout: float = TIMEOUT
 ) -> Arrays:
-    """Fill `path` from the first address that sends a whole and valid file, and return what is in it.
-
-    Args:
-        progress: Called with the bytes done and their total, None where the mirror does not tell.
-    """
+    """Fill `path` from the first address that sends a complete and valid file, and return its content."""
     failures = []
     for address in addresses:
         try:
@@ -81,13 +76,13 @@ def download(
                 return decoded(read, temporary)
         except UnusableError as error:
             failures.append(f"{address} {error}")
-        except OSError as error:  # the disk; what the network does is UnusableError
+        except OSError as error:  # from the disk; the network's are UnusableError
             raise DohyoError(f"{path}: cannot be written ({error.strerror}); make room, or {_FIX}") from error
     raise DohyoError(f"{path}: could not be downloaded: {', '.join(failures)}; {_FIX}")
 
 
 def _stream(address: str, timeout: float) -> Iterator[tuple[bytes, int | None]]:
-    """The bytes at an address in chunks, each with the total; what fails on the way there is UnusableError."""
+    """The bytes at an address in chunks, each with the total; failures of the network are UnusableError."""
     request = urllib.request.Request(address, headers={"User-Agent": "dohyo"})
     done, total = 0, None
     try:

@@ -1,4 +1,4 @@
-"""The named data sets: which files each is in, what their checksums are and how they are split."""
+"""The named data sets: their files, checksums and splits."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ from dohyo.lab.data.dataset import random_state
 from dohyo.lab.data.mirrors import Progress, find
 from dohyo.lab.data.readers import Arrays, read_amat, read_chardata, read_idx, read_mat, read_omniglot
 
-# Of the content, not of the file: see the readers. Burda's chardata.mat has none.
+# Of the content, not of the file: see the readers.
 SHA256 = {
     "mnist train": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "mnist test": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
@@ -53,7 +53,7 @@ def _omniglot(data_dir: Path | None, progress: Progress | None) -> Arrays:
     }
     arrays = find(readers, data_dir, progress)
     x = arrays["train"]
-    x = x[np.random.RandomState(123).permutation(len(x))]  # the shuffle of Burda et al., on their file the very same split
+    x = x[np.random.RandomState(123).permutation(len(x))]  # the shuffle of Burda et al.: on their file, their split
     return {"train": x[:23_000], "valid": x[23_000:], "test": arrays["test"]}
 
 

@@ -1,7 +1,7 @@
-"""How the files of public data sets are read and checked.
+"""How files of arrays are read and checked.
 
-A reader takes a path and returns arrays. What is wrong with the file it says in a ValueError without the file's name:
-its caller knows whether that is a path or an address on the network.
+A reader takes a path and returns arrays. Its errors do not name the file: the caller knows whether to name a path or an
+address on the network.
 """
 
 import gzip
@@ -22,11 +22,11 @@ PICTURE = (28, 28)
 
 
 class UnusableError(DohyoError):
-    """A file, or what a mirror sent for it, is not what it should be."""
+    """A file, or what a mirror sent in its place, is damaged or not the right one."""
 
 
 def decoded(read: Reader, path: Path) -> Arrays:
-    """`read(path)`; decoders of damaged bytes raise almost anything, and all of it becomes UnusableError."""
+    """`read(path)`; decoders raise almost anything on damaged bytes, and all of it becomes UnusableError."""
     try:
         return read(path)
     except Exception as error:
@@ -34,10 +34,27 @@ def decoded(read: Reader, path: Path) -> Arrays:
         raise UnusableError(f"cannot be read ({reason})") from error
 
 
+def read_numpy(path: Path, choose: Callable[[list[str]], list[str]]) -> Arrays:
+    """The arrays of a .npy file ("the array") or, of those in a .npz file, the ones chosen among their names."""
+
+    def read(path: Path) -> Arrays:
+        with path.open("rb") as file:
+            if not file.read(6).startswith((b"\x93NUMPY", b"PK")):  # NumPy would advise to load it as a pickle
+                raise DohyoError("it does not begin like a .npy or .npz file")
+            file.seek(0)
+            loaded: Any = np.load(file, allow_pickle=False)
+            return {"the array": loaded} if isinstance(loaded, np.ndarray) else {key: loaded[key] for key in choose(loaded.files)}
+
+    try:
+        return decoded(read, path)
+    except UnusableError as error:
+        raise DohyoError(f"{error}; is it truncated? Save plain arrays of numbers with numpy.save or numpy.savez") from error
+
+
 def read_idx(path: Path, sha256: str) -> Arrays:
     """Pictures in MNIST's gzipped idx format: 16 bytes of header, then pixels.
 
-    The checksum is that of the unzipped bytes, for mirrors differ in how they zipped them. It covers the header.
+    The checksum is that of the decompressed bytes, header included, because mirrors compress them differently.
     """
     raw = gzip.decompress(path.read_bytes())
     _check(raw, sha256)
@@ -45,7 +62,7 @@ def read_idx(path: Path, sha256: str) -> Arrays:
 
 
 def read_mat(path: Path, sha256: str) -> Arrays:
-    """Binary pictures in a MATLAB file under the key X. The checksum is that of the pixels as bytes, row by row."""
+    """Binary pictures in a MATLAB file under the key X. The checksum is of the pixels as bytes, row by row."""
     return _binary(_loadmat(path)["X"], sha256)
 
 
@@ -54,7 +71,7 @@ def read_amat(path: Path, sha256: str) -> Arrays:
     text = np.frombuffer(path.read_bytes(), np.uint8)
     digits = text[text > ord(" ")]
     if len(digits) % 784 or ((digits != ord("0")) & (digits != ord("1"))).any():
-        raise DohyoError("holds something else than lines of 784 zeros and ones")
+        raise DohyoError("holds something other than lines of 784 zeros and ones")
     return _binary((digits - np.uint8(ord("0"))).reshape(-1, 784), sha256)
 
 
@@ -69,7 +86,7 @@ def read_omniglot(path: Path, sha256: str) -> Arrays:
 def read_chardata(path: Path, train: int, test: int) -> Arrays:
     """Burda's OMNIGLOT: floats in [0, 1], one picture in each column, itself stored column by column.
 
-    No checksum of it is known here, only its sizes and range are checked.
+    Its checksum is not known here; only sizes and range are checked.
     """
     loaded = _loadmat(path)
     arrays = {}
@@ -82,9 +99,9 @@ def read_chardata(path: Path, train: int, test: int) -> Arrays:
 
 
 def _loadmat(path: Path) -> dict[str, Any]:
-    import scipy.io  # type: ignore[import-untyped]  # here, because it is slow to import
+    from scipy.io import loadmat  # type: ignore[import-untyped]  # here, because it is slow to import
 
-    return dict(scipy.io.loadmat(path))
+    return dict(loadmat(path))
 
 
 def _binary(pixels: NDArray[Any], sha256: str) -> Arrays:

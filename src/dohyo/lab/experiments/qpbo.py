@@ -7,33 +7,36 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
-from dohyo.estimators import ESTIMATORS, to_dict
-from dohyo.evaluation import apart
-from dohyo.lab.experiments.run import OnTest, Run
+from dohyo.estimators import ESTIMATORS
+from dohyo.evaluation import isolated
+from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator
+from dohyo.lab.folder import LEARNING_CURVES, read_records
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
 from dohyo.lab.training import DrawsConfig
-from dohyo.lab.training.config import Progress
-from dohyo.lab.training.log import read_records
+from dohyo.lab.training.config import RESUMABLE, Decay, Optimiser, Progress
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import State, load_checkpoint
-from dohyo.lab.training.tasks import OnDraws, Record, Task
+from dohyo.lab.training.tasks import OnDraws, Record
 from dohyo.models import POLICIES, LatentPolicy
 from dohyo.names import named
-from dohyo.objectives import Reinforce
+from dohyo.objectives import KDraw, Reinforce, SamplingEncoder
 
 SCALE_SAMPLES = 1000  # uniform x, for the scale of the rewards
 LAST_SAMPLES = 1000  # of the trained policy, for its mean reward
 
+PolicyName = Literal["latent", "independent", "gru", "nade"]
+Baseline = Literal["leave-one-out", "none"]
+
 
 @dataclass
-class QPBOConfig(DrawsConfig):
+class QPBOConfig(EstimatorConfig, DrawsConfig):
     """A run of policy optimisation.
 
     Attributes:
@@ -42,56 +45,47 @@ class QPBOConfig(DrawsConfig):
         index: Which problem of a file that holds several, from 1.
         reward: Your own function as package.module:function, of x (n, d) of 0 and 1.
         instance_seed: Of a random problem's weights, uniform in [-1, 1].
-        policy: latent, independent, gru or nade.
-        hidden: Units in each hidden layer.
-        latent: Latent dimensions.
+        policy: The distribution of x that is trained.
         estimator: Of the latent policy's log p(x): elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
-        cost: The expected number of log-weights of one estimate; with entropy each step makes two for each sample.
-        encoder: What phi follows: sleep, dreg, iwae, variance or same.
-        k_draw: datum or batch: one K for each sample, or one for all of a step.
+        cost: The expected number of log-weights of one estimate, as near as the estimator can come; with entropy each step
+            makes two for each sample.
+        encoder: What phi follows.
+        k_draw: One K for each sample, or one for all of a step.
         entropy: The weight of the policy's entropy against the reward after scaling.
-        entropy_decay: linear: the weight falls to zero over the steps; or none.
+        entropy_decay: linear: the weight falls to zero over the steps.
         scale: What rewards are divided by; auto is their standard deviation under uniform x.
-        baseline: leave-one-out or none.
-        restarts: How often the policy is trained anew, each time on its share of the steps; the best of all samples counts.
-            If steps are added later, they are the last training's.
+        baseline: What is subtracted from a sample's reward: the mean of the others, or nothing.
+        restarts: How many times a new policy is trained, each on its share of the steps; the best of all samples counts.
+            Steps that are added later continue the last training.
     """
 
     batch_size: int = 100
-    optimiser: str = "adam"
+    optimiser: Optimiser = "adam"
     epsilon: float = 1e-3
-    steps: int = 5_000
+    steps: int = field(default=5_000, metadata=RESUMABLE)
     check_every: int = 100
-    decay: str = "none"
+    decay: Decay = "none"
     variables: int | None = None
-    instance: Path | None = None
+    instance: Path | None = field(default=None, metadata=RESUMABLE)
     index: int | None = None
     reward: str | None = None
     instance_seed: int = 0
-    policy: str = "latent"
-    hidden: int = 200
-    latent: int = 20
-    estimator: str = "sumo"
-    cost: float = 15.0
-    encoder: str | None = None
-    k_draw: str = "datum"
+    policy: PolicyName = "latent"
+    encoder: SamplingEncoder | None = None
+    k_draw: KDraw = "datum"
     entropy: float = 0.0
-    entropy_decay: str = "none"
-    scale: float | str = "auto"
-    baseline: str = "leave-one-out"
+    entropy_decay: Decay = "none"
+    scale: float | Literal["auto"] = "auto"
+    baseline: Baseline = "leave-one-out"
     restarts: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("hidden", "latent", "restarts")
-        named(POLICIES, self.policy, "policy")
-        named({"linear": 0, "none": 0}, self.entropy_decay, "entropy_decay")
-        named(ESTIMATORS, self.estimator, "estimator")  # also where the policy needs none: a wrong name is a wrong name
+        named(ESTIMATORS, self.estimator, "estimator")  # checked even where the policy needs none
         if self.restarts > self.steps:
-            raise DohyoError(f"restarts is {self.restarts}, more than the {self.steps} steps; each training needs one at least")
-        if isinstance(self.scale, str) and self.scale != "auto":
-            raise DohyoError(f"scale is {self.scale!r}; it must be a number or auto")
-        if not isinstance(self.scale, str) and not 0 < self.scale < math.inf:
+            raise DohyoError(f"restarts is {self.restarts}, more than the {self.steps} steps; each training needs at least one")
+        if self.scale != "auto" and not 0 < self.scale < math.inf:
             raise DohyoError(f"scale is {self.scale}; it must be positive and finite")
         if self.instance is not None:
             self.instance = self.instance.resolve()
@@ -101,7 +95,7 @@ class QPBOConfig(DrawsConfig):
             raise DohyoError("give --variables N, or --instance FILE")
         if self.index is not None and self.instance is None:
             raise DohyoError("--index says which problem of --instance; give that file too")
-        self.encoder = self.objective(lambda x: x, self.entropy).encoder
+        self.encoder = self.objective(lambda x: x, self.entropy).encoder  # the objective knows the default
 
     def problem(self) -> Reward:
         if self.instance is not None:
@@ -119,7 +113,7 @@ class QPBOConfig(DrawsConfig):
         return POLICIES[self.policy](variables=variables, **arguments)
 
     def restart(self, step: int) -> tuple[int, float]:
-        """Which training this is, from 0, and how much of it is done."""
+        """Which training a step belongs to, counted from 0, and what share of it is done."""
         done = step * self.restarts / self.steps
         return math.floor(done), done % 1
 
@@ -131,20 +125,20 @@ class QPBOConfig(DrawsConfig):
 
     def objective(self, function: Any, entropy: Any = 0.0, scale: Any = 1.0) -> Reinforce:
         latent = self.policy == LatentPolicy.name
-        estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost) if latent else None
+        estimator = self.make_estimator() if latent else None
         encoder = self.encoder if latent else None
-        return Reinforce(estimator, function, encoder, entropy, scale, self.baseline, self.k_draw)  # type: ignore[arg-type]
+        return Reinforce(estimator, function, encoder, entropy, scale, self.baseline, self.k_draw)
 
 
 @dataclass
 class Best:
-    """A reward that remembers the best sample it was asked for, and when that was.
+    """A reward that keeps the best sample it was called with, and when that was.
 
     Attributes:
-        value, x: The best reward and its x. A difference that may be rounding is none.
+        value, x: The best reward and its x. A difference within rounding does not count.
         seconds, step: When that was; the step counts from 1.
         clock: The seconds of the run at `started`, on the monotonic clock.
-        now: The step under way.
+        now: The current step.
     """
 
     problem: Reward
@@ -161,7 +155,7 @@ class Best:
         top = int(rewards.argmax())
         value = rewards[top].item()
         if value - self.value > getattr(self.problem, "tolerance", 0.0):
-            # In a batch of another size a sum of floats may round otherwise: what is kept is R of this x alone.
+            # In a batch of another size a sum of floats may round differently: what is kept is R of this x alone.
             self.value = self.problem(x[top : top + 1]).item() if isinstance(self.problem, Quadratic) else value
             self.x = x[top].int().tolist()
             self.seconds, self.step = self.clock + time.monotonic() - self.started, self.now
@@ -169,27 +163,27 @@ class Best:
 
 
 class Optimise(OnDraws):
-    """Steps on samples of the policy, with the entropy's weight by its schedule; the best sample is kept."""
+    """Steps on samples of the policy, with the scheduled weight of the entropy; the best sample is kept."""
 
     def __init__(self, best: Best, scale: float) -> None:
         self.best, self.scale, self.entropy, self.restart = best, scale, 0.0, 0
 
     def begin(self, fabric: Fabric, config: Any) -> None:
         super().begin(fabric, config)
-        self.scale = fabric.broadcast(self.scale)  # a noisy reward gave each process another
+        self.scale = fabric.broadcast(self.scale)  # each process may have measured another one, if the reward is noisy
 
     def prepare(self, state: State, config: Any) -> None:
-        """Begin anew with other first parameters, where a training of several has had its steps; and set the clock."""
+        """Start the next training with new initial parameters, if it is due, and set the clock."""
         self.best.clock, self.best.started = state.progress.seconds, time.monotonic()
         restart, _ = config.restart(state.progress.step)
-        if restart > self.restart:  # it may be less where --steps was raised: the last training goes on
+        if restart > self.restart:  # it may be less where --steps was raised: the last training continues
             self.restart = restart
-            with torch.random.fork_rng(devices=[]):  # parameters are made on the processor
+            with torch.random.fork_rng(devices=[]):  # parameters are made on the CPU
                 state.model.load_state_dict(config.build_policy(self.best.problem.variables, restart).state_dict())
             state.optimiser.state.clear()
 
     def batches(self, config: Any, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
-        """As many as up to the next check, or up to where the policy begins anew."""
+        """Up to the next check, or to the start of the next training."""
         restart, _ = config.restart(progress.step)
         for index in super().batches(config, progress, order):
             if config.restart(progress.step)[0] != restart:
@@ -209,29 +203,26 @@ class Optimise(OnDraws):
         self.restart = state.pop("restart")
         for name, value in state.items():
             setattr(self.best, name, value)
-        problem = self.best.problem
-        if (
-            isinstance(problem, Quadratic)
-            and abs(problem(torch.tensor([self.best.x])).item() - self.best.value) > problem.tolerance
-        ):
-            raise DohyoError(f"{problem.name}: the best x of the run does not earn here what it did; has the file been changed?")
+        problem, x = self.best.problem, torch.tensor([self.best.x])
+        if isinstance(problem, Quadratic) and abs(problem(x).item() - self.best.value) > problem.tolerance:
+            raise DohyoError(f"{problem.name}: the best x of the run earns another reward now; has the file been changed?")
 
 
 class QPBORun(Run[QPBOConfig]):
     """A run of `dohyo qpbo`."""
 
-    command, config_type, length, free = "qpbo", QPBOConfig, "steps", ("steps", "max_seconds")
+    command, config_type = "qpbo", QPBOConfig
 
     @cached_property
     def problem(self) -> Reward:
         return self.config.problem()
 
     def write_config(self) -> None:
-        _ = self.parts  # which put a number in the place of scale auto
+        _ = self.parts  # which replace scale auto by a number
         super().write_config()
 
-    def make_parts(self) -> tuple[nn.Module, Task[Any], Reinforce]:
-        if isinstance(self.config.scale, str):  # the number goes into config.yaml: a resumed run keeps it
+    def make_parts(self) -> tuple[nn.Module, Optimise, Reinforce]:
+        if isinstance(self.config.scale, str):  # the number goes into the config: a resumed run keeps it
             generator = torch.Generator().manual_seed(0)  # the same x for every run of a problem
             x = torch.randint(2, (SCALE_SAMPLES, self.problem.variables), generator=generator).float()
             self.config = dataclasses.replace(self.config, scale=float(self.problem(x).double().std()) or 1.0)
@@ -241,16 +232,17 @@ class QPBORun(Run[QPBOConfig]):
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
         config, problem = self.config, self.problem
-        policy: Any = self.parts[0]
-        best = max(gather(fabric, self.parts[1].state_dict()), key=lambda one: (one["value"], -one["step"]))
-        with apart(policy, config.seed):
+        policy: Any
+        policy, task, objective = self.parts
+        best = max(gather(fabric, task.state_dict()), key=lambda one: (one["value"], -one["step"]))
+        with isolated(policy, config.seed):
             rewards = problem(policy.to(fabric.device).sample(LAST_SAMPLES)).double()
         numbers = load_checkpoint(self.folder)["numbers"]
         known = problem.maximum
         if fabric.is_global_zero:
             from dohyo.lab.plots.rewards import plot_reward_curves
 
-            plot_reward_curves({config.policy: read_records(self.folder)}, self.folder / "learning_curves.png", known)
+            plot_reward_curves({config.policy: read_records(self.folder)}, self.folder / LEARNING_CURVES, known)
         result = {
             "best_reward": best["value"],
             "best_x": best["x"],
@@ -264,17 +256,11 @@ class QPBORun(Run[QPBOConfig]):
             "evaluations_to_best": best["step"] * config.batch_size,
             "problem": problem.name,
             "variables": problem.variables,
-            "reward_scale": self.parts[1].scale,  # type: ignore[attr-defined]
+            "reward_scale": task.scale,
             "entropy": config.entropy,
             "restarts": config.restarts,
             "policy": config.policy,
         }
-        objective: Any = self.parts[2]
         if objective.estimator is not None:
-            result |= {
-                "estimator": config.estimator,
-                "expected_cost": objective.estimator.expected_cost,
-                "estimator_arguments": to_dict(objective.estimator),
-                "encoder": config.encoder,
-            }
+            result |= about_estimator(config, objective.estimator)
         return result

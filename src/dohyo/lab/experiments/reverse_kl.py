@@ -3,53 +3,49 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dohyo.divergence import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
 from dohyo.errors import DohyoError
-from dohyo.estimators import ESTIMATORS, to_dict
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
 from dohyo.files import replacing
-from dohyo.lab.experiments.run import OnTest, Run
+from dohyo.kl import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
+from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator, silent
+from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
 from dohyo.lab.training import DrawsConfig
-from dohyo.lab.training.config import Progress
-from dohyo.lab.training.log import read_records
+from dohyo.lab.training.config import RESUMABLE, Optimiser, Progress
 from dohyo.lab.training.loop import check as check_objective
 from dohyo.lab.training.processes import gather
-from dohyo.lab.training.tasks import OnDraws, Record, Task
+from dohyo.lab.training.tasks import OnDraws, Record
 from dohyo.models import GaussianLVM
-from dohyo.names import named
-from dohyo.objectives import ReverseKL
+from dohyo.objectives import KDraw, Paths, ReverseKL, SamplingEncoder
 
 RAW_DRAWS = 100_000
 _KEPT = "a checkpoint of an earlier check, if there is one, is kept"
 
+Baseline = Literal["zero", "target"]
+
 
 @dataclass
-class ReverseKLConfig(DrawsConfig):
+class ReverseKLConfig(EstimatorConfig, DrawsConfig):
     """A run of reverse KL.
 
     Attributes:
         target: funnel, banana, mixture, ring, eight-schools, eight-schools-centred, o-rings, autoregressive, or your own
             log-density as package.module:function.
         dimension: Of your own target.
-        hidden: Tanh units of each network.
-        latent: Latent dimensions.
-        estimator: Of log p(x): elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
-        cost: The expected number of log-weights for each draw in a step.
-        encoder: What phi follows: sleep, dreg, iwae or variance; same goes down with theta (plain IWAE), iwae makes it minimax.
-        k_draw: datum or batch: one K for each draw, or one for all of a step.
-        paths: all, x or decoder: the parts of theta's gradient that are kept.
-        baseline: zero or target, for encoder variance.
-        on_divergence: stop or continue, when the encoder is lost or the estimate has left the truth at two checks in a row.
+        encoder: What phi follows; same goes down with theta (plain IWAE), iwae makes it minimax.
+        k_draw: One K for each draw, or one for all of a step.
+        paths: The parts of theta's gradient that are kept.
+        baseline: For encoder variance.
+        on_divergence: What to do when the encoder is lost or the estimate has left the truth at two checks in a row.
         check_draws: Draws in a check of the true divergence.
         check_terms: Samples of the encoder for each draw in a check.
         test_draws: Draws in the last check.
@@ -57,26 +53,22 @@ class ReverseKLConfig(DrawsConfig):
     """
 
     batch_size: int = 100
-    optimiser: str = "adam"
+    optimiser: Optimiser = "adam"
     learning_rate: float = 5e-4
     beta2: float = 0.99
     epsilon: float = 1e-8
     target: str = "funnel"
     dimension: int | None = None
-    hidden: int = 200
-    latent: int = 20
-    estimator: str = "sumo"
-    cost: float = 15.0
-    encoder: str | None = None
-    k_draw: str = "datum"
-    paths: str | None = None
-    baseline: str = "zero"
-    on_divergence: str = "stop"
-    max_rows: int = 10_000
+    encoder: SamplingEncoder | None = None
+    k_draw: KDraw = "datum"
+    paths: Paths | None = None
+    baseline: Baseline = "zero"
+    on_divergence: Literal["stop", "continue"] = field(default="stop", metadata=RESUMABLE)
+    max_rows: int = field(default=10_000, metadata=RESUMABLE)
     check_draws: int = 500
     check_terms: int = 1000
-    test_draws: int = 4000
-    test_terms: int = 2000
+    test_draws: int = field(default=4000, metadata=RESUMABLE)
+    test_terms: int = field(default=2000, metadata=RESUMABLE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,20 +76,18 @@ class ReverseKLConfig(DrawsConfig):
         for name in ("check_draws", "test_draws"):
             if getattr(self, name) < 25:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least 25 for an error bar")
-        named({"stop": 0, "continue": 0}, self.on_divergence, "on_divergence")
-        objective = self.objective(lambda x: x)
+        objective = self.objective(lambda x: x)  # it checks its options, and knows their defaults
         self.encoder, self.paths = objective.encoder, objective.paths
 
     def over(self, progress: Progress) -> bool:
         return super().over(dataclasses.replace(progress, stopped=progress.stopped and self.on_divergence == "stop"))
 
     def objective(self, log_target: Any) -> ReverseKL:
-        estimator = named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost)
-        return ReverseKL(estimator, log_target, self.encoder, self.k_draw, self.paths, self.baseline)  # type: ignore[arg-type]
+        return ReverseKL(self.make_estimator(), log_target, self.encoder, self.k_draw, self.paths, self.baseline)
 
 
 class TowardsTarget(OnDraws):
-    """Steps on draws of the model, and the true divergence at each check."""
+    """Steps on samples of the model, and the true divergence at each check."""
 
     def __init__(self, log_target: Target, objective: ReverseKL) -> None:
         self.target, self.shared = log_target, objective.shared
@@ -111,7 +101,7 @@ class TowardsTarget(OnDraws):
             yield batch
 
     def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
-        draws = shared_draws(fabric, model, self.target, config.check_draws, config.check_terms, config)
+        draws = draw_over_processes(fabric, model, self.target, config.check_draws, config.check_terms, config)
         found = divergence(draws, self.target.log_normaliser)
         estimate, square = record["estimate"], record.pop("estimate_square")
         if estimate == -math.inf:
@@ -142,17 +132,17 @@ class TowardsTarget(OnDraws):
 class ReverseKLRun(Run[ReverseKLConfig]):
     """A run of `dohyo reverse-kl`."""
 
-    command, config_type, length, free = "reverse-kl", ReverseKLConfig, "steps", ("steps", "max_seconds", "on_divergence")
+    command, config_type, tested_by = "reverse-kl", ReverseKLConfig, ("test_draws", "test_terms")
 
     @cached_property
     def target(self) -> Target:
         return target(self.config.target, self.config.dimension)
 
-    def make_parts(self) -> tuple[nn.Module, Task[Any], ReverseKL]:
+    def make_parts(self) -> tuple[nn.Module, TowardsTarget, ReverseKL]:
         config = self.config
         torch.manual_seed(config.seed)
         model = GaussianLVM(self.target.dimension, config.hidden, config.latent)
-        with apart(model, config.seed):
+        with isolated(model, config.seed):
             first = model.sample(64)
         check(self.target, first)
         objective = config.objective(self.target)
@@ -160,18 +150,16 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         return model, TowardsTarget(self.target, objective), objective
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
-        config, model, log_target = self.config, self.parts[0], self.target
+        config, log_target, (model, task, objective) = self.config, self.target, self.parts
         model = model.to(fabric.device)
-        draws = shared_draws(fabric, model, log_target, config.test_draws, config.test_terms, config, on_test)
+        draws = draw_over_processes(fabric, model, log_target, config.test_draws, config.test_terms, config, on_test)
         found = divergence(draws, log_target.log_normaliser)
-        estimator = self.parts[2].estimator  # type: ignore[attr-defined]
         records = read_records(self.folder)
         if not records:
-            raise DohyoError(f"{self.folder}: has no metrics.jsonl any more; put it back, or start a new run")
+            raise DohyoError(f"{self.folder}: has no {METRICS} any more; restore it, or start a new run")
         last = records[-1]
         shift = log_target.log_normaliser or 0.0
         estimate, stderr = (math.inf if last[key] is None else last[key] for key in ("estimate", "estimate_stderr"))
-        task: Any = self.parts[1]
         warnings = [*found.warnings, *astray(found, estimate - shift, stderr, task.bound)]
         if not warnings and task.diverged >= 2:  # it ended the run, though these draws do not show it
             warnings = list(last["warnings"])
@@ -200,23 +188,22 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             **self._moments(model, draws),
             "target": config.target,
             "log_normaliser": log_target.log_normaliser,
-            "estimator": config.estimator,
-            "expected_cost": estimator.expected_cost,
-            "estimator_arguments": to_dict(estimator),
-            "encoder": config.encoder,
+            **about_estimator(config, objective.estimator),
             "paths": config.paths,
+            "test_draws": config.test_draws,
+            "test_terms": config.test_terms,
             "warnings": warnings,
         }
 
     def _write_draws(self, draws: Draws) -> None:
-        """draws.npz: what the fit is for. The importance weights are exp(log_target - log_px)."""
-        with replacing(self.folder / "draws.npz") as temporary, temporary.open("wb") as file:
+        """The samples that the fit was made for; their importance weights are exp(log_target - log_px)."""
+        with replacing(self.folder / DRAWS) as temporary, temporary.open("wb") as file:
             np.savez(file, x=draws.x.numpy(), log_target=draws.log_target.numpy(), log_px=draws.log_px.numpy())
 
     def _moments(self, model: Any, draws: Draws) -> dict[str, Any]:
-        """Of each quantity: by importance weights, of raw draws, and exactly where that is known."""
+        """The moments of each quantity: by importance weights, of unweighted draws, and the exact ones where they are known."""
         weighted, shape = weighted_moments(draws, self.target.quantities(draws.x))
-        with apart(model, self.config.seed + 1):
+        with isolated(model, self.config.seed + 1):
             raw = self.target.quantities(model.sample(RAW_DRAWS).double())
         exact = self.target.reference() or {}
         for name, entry in weighted.items():
@@ -226,30 +213,29 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         return {"moments": weighted, "khat": shape}
 
 
-def shared_draws(
-    fabric: Fabric, model: Any, log_target: Target, n: int, terms: int, config: Any, on_test: OnTest | None = None
+def draw_over_processes(
+    fabric: Fabric, model: Any, log_target: Target, n: int, terms: int, config: ReverseKLConfig, on_test: OnTest = silent
 ) -> Draws:
-    """Draws of the model, each process making its own part, all on the processor."""
+    """n draws of the model, each process making its own part; the result is on the CPU."""
     own = len(range(fabric.global_rank, n, fabric.world_size))
     seed = config.seed + 3_000_017 + fabric.global_rank
     parts = []
     for start in range(0, own, 500):
         part = draw(model, log_target, min(500, own - start), terms, seed + 1000 * start, config.max_rows)
         parts.append(tuple(column.cpu() for column in dataclasses.astuple(part)))
-        if on_test is not None:
-            on_test(start + len(parts[-1][0]), own)
+        on_test(start + len(parts[-1][0]), own)
     everyone = [part for one in gather(fabric, parts) for part in one]
     draws = Draws(*(torch.cat(columns) for columns in zip(*everyone, strict=True)))
     for bad, word in ((draws.log_target.isnan(), "NaN"), (draws.log_target == math.inf, "+inf")):
         if bool(bad.any()):
             point = ", ".join(f"{value:.4g}" for value in draws.x[bad][0].tolist()[:4])
             raise DohyoError(f"{log_target.name} is {word} at {int(bad.sum())} of {len(bad)} draws of the model, such as x = "
-                             f"({point}{', ...' if draws.x.shape[1] > 4 else ''}); mend it and --resume: {_KEPT}")  # fmt: skip
+                             f"({point}{', ...' if draws.x.shape[1] > 4 else ''}); correct it and --resume: {_KEPT}")  # fmt: skip
     return draws
 
 
 def astray(found: Divergence, estimate: float, stderr: float, bound: bool) -> list[str]:
-    """What is wrong with an estimate of the objective, in words. The mean of an unbiased one may swing; a bound's may not."""
+    """Warnings about an estimate of the objective. An unbiased one may swing far from the truth; a bound must not."""
     warnings = []
     if bound and estimate < found.objective - TOLERANCE - 4 * math.hypot(found.stderr, stderr):
         warnings.append(f"the training estimate, {estimate:.3g}, is far below the truth, {found.objective:.3g}: theta loosens "

@@ -1,32 +1,62 @@
-"""A run's folder, whatever the task: config.yaml first, then checkpoint, metrics, result and pictures."""
+"""A run in its folder, whatever the task: the config first, then checkpoint, records, result and pictures."""
 
-import dataclasses
-import json
-import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-import torch
-import yaml
 from lightning_fabric import Fabric
 from torch import nn
 
-import dohyo
 from dohyo.errors import DohyoError
-from dohyo.files import plain, replacing
+from dohyo.estimators import ESTIMATORS, Estimator, to_dict
+from dohyo.files import plain
+from dohyo.lab.folder import CONFIG, SCHEMA_VERSION, read_config, read_result, versions, write_config, write_result
+from dohyo.lab.parsing import Parser
 from dohyo.lab.training import train
-from dohyo.lab.training.config import Progress
+from dohyo.lab.training.config import Progress, StepConfig
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import Objective, Task
+from dohyo.names import named
 
-CONFIG, RESULT = "config.yaml", "result.json"
-SCHEMA_VERSION = 1
-C = TypeVar("C", bound=Any)
+C = TypeVar("C", bound=StepConfig)
 OnEpoch = Callable[[dict[str, Any]], None]
 OnTest = Callable[[int, int], None]
+
+
+@dataclass
+class EstimatorConfig:
+    """The size of the latent-variable model, and the estimator of its log p(x).
+
+    Attributes:
+        hidden: Units in each hidden layer.
+        latent: Latent dimensions.
+        estimator: What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
+        cost: The expected number of log-weights for each estimate, as near as the estimator can come.
+    """
+
+    hidden: int = 200
+    latent: int = 20
+    estimator: str = "sumo"
+    cost: float = 15.0
+
+    def make_estimator(self, max_terms: int | None = None) -> Estimator:
+        return named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, max_terms)
+
+
+def about_estimator(config: Any, estimator: Estimator) -> dict[str, Any]:
+    """What a result says about the estimator, including its actual expected cost."""
+    return {
+        "estimator": config.estimator,
+        "expected_cost": estimator.expected_cost,
+        "estimator_arguments": to_dict(estimator),
+        "encoder": config.encoder,
+    }
+
+
+def silent(*_: Any) -> None:
+    """Reports no progress."""
 
 
 class Run(ABC, Generic[C]):
@@ -35,70 +65,70 @@ class Run(ABC, Generic[C]):
     Attributes:
         command: The subcommand of `dohyo` that starts and resumes such runs.
         config_type: Its config.
-        length: The config's key for how long to train: epochs or steps.
-        free: The keys that a resumed run may change.
+        tested_by: The fields of the last test that the result repeats: where they differ, the run is tested again.
     """
 
     command: ClassVar[str]
     config_type: ClassVar[type]
-    length: ClassVar[str]
-    free: ClassVar[tuple[str, ...]]
+    tested_by: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: Path, config: C) -> None:
         self.folder, self.config = folder, config
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        from jsonargparse import ArgumentError, ArgumentParser
-
-        path = folder / CONFIG
-        if not path.is_file():
-            raise DohyoError(f"{folder}: holds no run (there is no {CONFIG} in it)")
+        """The run that a folder holds."""
+        values, parser = read_config(folder), Parser()
+        parser.add_class_arguments(cls.config_type)
         try:
-            parser = ArgumentParser(exit_on_error=False)
-            parser.add_class_arguments(cls.config_type)
-            values = parser.parse_object(yaml.safe_load(path.read_text(encoding="utf-8")))
-            return cls(folder, cls.config_type(**values.as_dict()))
-        except (yaml.YAMLError, ArgumentError, TypeError, AttributeError, ValueError) as error:
-            raise DohyoError(f"{path}: {error}") from error
+            return cls(folder, cls.config_type(**parser.parse_object(values).as_dict()))
+        except DohyoError as error:
+            raise DohyoError(f"{folder / CONFIG}: {error}") from error
 
     def write_config(self) -> None:
-        values = {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(self.config).items()}
-        with replacing(self.folder / CONFIG) as temporary:
-            temporary.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        write_config(self.folder, self.config)
 
     @property
-    def finished(self) -> bool:
-        """Whether there is nothing left to do."""
-        result = self.result
-        if result is None:
-            return False
-        progress = Progress(**load_checkpoint(self.folder)["numbers"])
-        done = {"epochs": progress.epoch, "steps": progress.step}[self.length]
-        return bool(self.config.over(progress) and result[self.length] == done)  # an older result is that of a shorter run
+    def length(self) -> str:
+        """The config's field that says how long to train: epochs or steps."""
+        return f"{self.config.unit}s"
 
     @property
     def result(self) -> dict[str, Any] | None:
         """What result.json holds, if it is there."""
-        path = self.folder / RESULT
-        if not path.exists():
-            return None
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise DohyoError(f"{path}: is damaged ({error}); remove it, and --resume makes it anew") from error
+        return read_result(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do. An older result may come from a shorter run, or from another test."""
+        result = self.result
+        if result is None:
+            return False
+        progress = Progress(**load_checkpoint(self.folder)["numbers"])
+        tested = all(result.get(name, now) == now for name in self.tested_by for now in [getattr(self.config, name)])
+        return self.config.over(progress) and result.get(self.length) == getattr(progress, self.config.unit) and tested
 
     @cached_property
-    def parts(self) -> tuple[nn.Module, Task[Any], Objective]:
-        """The untrained model, the task and the objective: asked for before a folder is made, so that errors come first."""
+    def parts(self) -> tuple[nn.Module, Any, Any]:
+        """The untrained model, the task and the objective."""
         return self.make_parts()
 
     @abstractmethod
-    def make_parts(self) -> tuple[nn.Module, Task[Any], Objective]: ...
+    def make_parts(self) -> tuple[nn.Module, Any, Any]: ...
 
     @abstractmethod
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
-        """Look at the trained model, draw the pictures, and return the result's own keys; on every process."""
+        """Test the trained model, plot the pictures, and return the result's own keys; on every process."""
+
+    def check(self, fabric: Fabric) -> None:
+        """A DohyoError for anything that can be found wrong before the first file is written."""
+        if self.config.batch_size < fabric.world_size:
+            raise DohyoError(
+                f"batch_size is {self.config.batch_size} for {fabric.world_size} processes; each needs a part of every batch: "
+                f"set it to {fabric.world_size} or more, or start fewer processes"
+            )
+        _, task, _ = self.parts
+        task.begin(fabric, self.config)
 
     def trained(self) -> nn.Module:
         """The best model so far."""
@@ -109,33 +139,21 @@ class Run(ABC, Generic[C]):
             raise DohyoError(f"{self.folder}: the checkpoint does not fit the model of {CONFIG} ({error})") from error
         return model
 
-    def complete(
-        self,
-        fabric: Fabric,
-        on_epoch: OnEpoch = lambda record: None,
-        on_test: OnTest = lambda done, total: None,
-    ) -> dict[str, Any]:
-        """The result; trained only as far as it is not yet."""
+    def complete(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:
+        """The result; the run is finished first if it is not yet."""
         result = self.result if self.finished else None
-        if result is None:
-            if fabric.is_global_zero:
-                self.write_config()
-            result = self.train(fabric, on_epoch, on_test)
-        return result
+        return self.train(fabric, on_epoch, on_test) if result is None else result
 
-    def train(
-        self,
-        fabric: Fabric,
-        on_epoch: OnEpoch = lambda record: None,
-        on_test: OnTest = lambda done, total: None,
-    ) -> dict[str, Any]:
-        """Train from where the folder stands, look at the best parameters, write result.json and the pictures."""
+    def train(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:
+        """Train from where the folder stands, test the best parameters, write the result and the pictures."""
+        if fabric.is_global_zero:
+            self.write_config()  # its length may have changed
         model, task, objective = self.parts
         for record in train(model, task, objective, self.config, self.folder, fabric):
             on_epoch(record)
         found = self.finish(fabric, on_test)
         numbers = load_checkpoint(self.folder)["numbers"]
-        result = plain({
+        result: dict[str, Any] = plain({
             "schema_version": SCHEMA_VERSION,
             **found,
             "seed": self.config.seed,
@@ -145,16 +163,5 @@ class Run(ABC, Generic[C]):
             "versions": versions(),
         })  # fmt: skip
         if fabric.is_global_zero:
-            for leftover in self.folder.glob(".*-????????.*"):  # of a kill while writing
-                leftover.unlink()
-            write_json(self.folder / RESULT, result)  # last: it says that the run is finished
-        return dict(result)
-
-
-def write_json(path: Path, value: Any) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(plain(value), indent=1) + "\n", encoding="utf-8")
-
-
-def versions() -> dict[str, str]:
-    return {"dohyo": dohyo.__version__, "torch": torch.__version__, "python": platform.python_version()}
+            write_result(self.folder, result)
+        return result

@@ -31,10 +31,11 @@ def _show_randn_like() -> None:
 
 def network(function: Callable[..., Any]) -> Callable[..., Any]:
     """A network compiled, gradients and all."""
-    from dohyo.lab.fast.products import (
-        Products,  # brings the compiler with it, a second that only those who compile should wait
-    )
+    from torch._inductor.decomposition import decompositions  # the compiler: a second that only those who compile should wait
 
+    from dohyo.lab.fast.products import Products
+
+    decompositions[torch.ops.dohyo.proposed.default] = lambda t, n: (t.clone(), t.new_zeros(t.shape[:n]))  # seen through
     _show_randn_like()
     return torch.compile(function, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": Products()})
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dohyo.bounds import prefix_log_mean, settle
+from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
 from dohyo.lab.bank import block_width, estimate_bank
 from dohyo.lab.plots.picture import write_picture
@@ -32,13 +33,10 @@ def plot_bank(log_w: Tensor, cost: float, replicates: int, seed: int, path: Path
         colour = {"lower bound": "tab:orange", "neither a bound nor unbiased": "tab:gray"}.get(point["kind"], "tab:green")
         right.errorbar(position, point["mean"], yerr=1.96 * point["stderr"], fmt="o", capsize=4, color=colour)
     right.axhline(curve["mean"][-1], color="tab:blue", linestyle="--", label=f"IWAE_{curve['k'][-1]}, all weights")
-    right.set_xticks(
-        range(len(points)), [f"{p['estimator'].replace('-', chr(10))}\n{p['expected_cost']:.3g}" for p in points], fontsize=8
-    )
-    right.set(
-        title=f"Every estimator at a cost near {cost:g} (green: unbiased for IWAE_n)",
-        xlabel="estimator and its expected cost",
-    )
+    labels = [f"{point['estimator'].replace('-', chr(10))}\n{point['expected_cost']:.3g}" for point in points]
+    right.set_xticks(range(len(points)), labels, fontsize=8)
+    right.set_title(f"Every estimator at a cost near {cost:g} (green: unbiased for IWAE_n)")
+    right.set_xlabel("estimator and its expected cost")
     right.grid(alpha=0.3, axis="y")
     right.legend()
     write_picture(figure, {"iwae": curve, "at_cost": points}, path)
@@ -64,18 +62,11 @@ def _at_cost(log_w: Tensor, cost: float, width: int, replicates: int, seed: int)
     for name, cls in ESTIMATORS.items():
         try:
             estimator = cls.at_cost(cost, width)
-        except ValueError:  # this one cannot be had at this cost
+        except DohyoError:  # this one cannot have this cost
             continue
         result = estimate_bank(log_w, estimator, replicates, seed=seed)
         delta = result.per_datum - whole
         stderr = float(delta.std() / math.sqrt(len(delta))) if len(delta) > 1 else (result.noise_stderr or 0.0)
-        points.append(
-            {
-                "estimator": name,
-                "mean": result.mean,
-                "stderr": stderr,
-                "kind": result.kind,
-                "expected_cost": estimator.expected_cost,
-            }
-        )
+        found = {"estimator": name, "mean": result.mean, "stderr": stderr, "kind": result.kind}
+        points.append({**found, "expected_cost": estimator.expected_cost})
     return points

@@ -4,12 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dohyo.lab.plots.picture import plain_numbers
-
-_SUMO, _IWAE = "#0072B2", "#D55E00"
+from dohyo.lab.plots.picture import BLUE, RED, SMALL, plain_numbers, tidy
 
 
 def plot_clipping(curve: Mapping[str, Sequence[Any]], iwae: tuple[float, float] | None) -> tuple[Figure, dict[str, Any]]:
@@ -23,23 +20,17 @@ def plot_clipping(curve: Mapping[str, Sequence[Any]], iwae: tuple[float, float] 
     labels = ["none" if norm is None else f"{norm:g}" for norm in curve["norm"]]
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    at = np.arange(len(labels))
-    _marks(left, at, arrays, "clip norm of theta's gradient", iwae)
+    at, share = np.arange(len(labels)), 100 * arrays["share"]
+    for axis, x, label in ((left, at, "clip norm of theta's gradient"), (right, share, "share of steps clipped, %")):
+        if iwae is not None:
+            axis.axhspan(iwae[0] - iwae[1], iwae[0] + iwae[1], color=RED, alpha=0.2, lw=0)
+            axis.axhline(iwae[0], color=RED, lw=1.2, ls="--", label="IWAE at the same cost")
+        axis.errorbar(x, arrays["mean"], arrays["sd"], color=BLUE, marker="o", capsize=3, label="SUMO")
+        axis.set_xlabel(label)
+        tidy(axis)
     left.set_xticks(at, labels)
     left.set_ylabel("test NLL, nats (lower is better)")
-    _marks(right, 100 * arrays["share"], arrays, "share of steps clipped, %", iwae)
-    for x, y, label in zip(100 * arrays["share"], arrays["mean"], labels, strict=True):
-        right.annotate(label, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=8, color="0.3")
+    for x, y, label in zip(share, arrays["mean"], labels, strict=True):
+        right.annotate(label, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=SMALL, color="0.3")
     right.legend(frameon=False, fontsize=9)
-    numbers: dict[str, Any] = {key: plain_numbers(values) for key, values in arrays.items()}
-    return figure, numbers | {"iwae": None if iwae is None else {"mean": iwae[0], "sd": iwae[1]}}
-
-
-def _marks(axis: Axes, x: Any, arrays: Mapping[str, Any], label: str, iwae: tuple[float, float] | None) -> None:
-    if iwae is not None:
-        axis.axhspan(iwae[0] - iwae[1], iwae[0] + iwae[1], color=_IWAE, alpha=0.2, lw=0)
-        axis.axhline(iwae[0], color=_IWAE, lw=1.2, ls="--", label="IWAE at the same cost")
-    axis.errorbar(x, arrays["mean"], arrays["sd"], color=_SUMO, marker="o", capsize=3, label="SUMO")
-    axis.set_xlabel(label)
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
+    return figure, plain_numbers(arrays) | {"iwae": None if iwae is None else {"mean": iwae[0], "sd": iwae[1]}}

@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 from torch import Tensor
 
-from dohyo.lab.plots.picture import plain_numbers
+from dohyo.lab.plots.picture import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, plain_numbers, tidy
 
-# Okabe and Ito's colours, which all people can tell apart; the markers tell them apart in grey.
-_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"))
+_STYLES = ((BLUE, "o"), (RED, "s"), (GREEN, "^"))
 _SCALES = {"multilevel": 1}  # the cross terms are multiplied by (i j) to this power, else by (i j)^2
 
 
@@ -45,10 +44,9 @@ def plot_rates(
                 mean, error = trials.mean(0), trials.std(0, ddof=1) / math.sqrt(len(trials))
                 label = f"{series[name]}, slope {rates[model][name][column]}"
                 down = np.minimum(2 * error, 0.9 * mean)  # a logarithmic axis has no room below zero
-                axis.errorbar(
-                    k, mean, yerr=[down, 2 * error], color=colour, marker=marker, markersize=5, capsize=2, label=label, lw=1.3
-                )
-                what = {"mean": plain_numbers(mean), "stderr": plain_numbers(error), "slope": rates[model][name][column]}
+                style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "capsize": 2, "lw": 1.3}
+                axis.errorbar(k, mean, yerr=[down, 2 * error], label=label, **style)
+                what = plain_numbers({"mean": mean, "stderr": error}) | {"slope": rates[model][name][column]}
                 numbers[model].setdefault(name, {})[("value", "gradient")[column]] = what
             top = float(max(both[column].mean(0)[0] for both in by_series.values()))
             _references(axis, k, top)
@@ -67,7 +65,7 @@ def plot_cross_terms(ks: Sequence[int], tables: Mapping[str, Tensor], series: Ma
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     k = np.array(ks, dtype=np.float64)
     numbers: dict[str, Any] = {"k": list(ks)}
-    colours = [str(c) for c in ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")]
+    colours = (BLACK, BLUE, RED, GREEN, PINK, ORANGE, SKY)
     for axis, (name, trials) in zip(figure.subplots(1, len(tables), squeeze=False)[0], tables.items(), strict=True):
         power, count = _SCALES.get(name, 2), trials.shape[-1]
         scaled = trials.numpy() * (k[:count, None] * k[:count]) ** power
@@ -81,9 +79,8 @@ def plot_cross_terms(ks: Sequence[int], tables: Mapping[str, Tensor], series: Ma
         axis.set_xscale("log", base=2)
         axis.set_xticks(k[1:], [str(v) for v in ks[1:]])
         axis.minorticks_off()
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        numbers[name] = {"power": power, "mean": [plain_numbers(r) for r in mean], "stderr": [plain_numbers(r) for r in error]}
+        tidy(axis)
+        numbers[name] = {"power": power} | plain_numbers({"mean": mean, "stderr": error})
     figure.axes[0].legend(fontsize=8, frameon=False, ncols=2)
     figure.suptitle("Cross terms, multiplied by their rate: the lines become level; bars are two standard errors")
     return figure, numbers
@@ -94,9 +91,8 @@ def _references(axis: Axes, k: Any, top: float) -> None:
     for power, style in ((2, "--"), (4, ":")):
         line = 2 * top * k**-power
         axis.plot(k, line, style, color="0.45", lw=1.2, zorder=0)
-        axis.annotate(
-            f"k⁻{'²' if power == 2 else '⁴'}", (k[-1], line[-1]), (3, 0), textcoords="offset points", va="center", color="0.35"
-        )
+        label = f"k⁻{'²' if power == 2 else '⁴'}"
+        axis.annotate(label, (k[-1], line[-1]), (3, 0), textcoords="offset points", va="center", color="0.35")
 
 
 def _finish(axis: Axes) -> None:
@@ -105,6 +101,5 @@ def _finish(axis: Axes) -> None:
     axis.set_yscale("log")
     low, high = axis.get_xlim()
     axis.set_xlim(low, high * 1.25)
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
+    tidy(axis)
     axis.legend(fontsize=8.5, frameon=False, loc="lower left")

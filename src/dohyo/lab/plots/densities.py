@@ -9,30 +9,29 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dohyo.divergence import Draws
 from dohyo.errors import DohyoError
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
+from dohyo.kl import Draws
+from dohyo.lab.folder import DENSITY, LEARNING_CURVES, MARGINALS
 from dohyo.lab.plots.divergence import WAYS, plot_divergence_curves
-from dohyo.lab.plots.picture import padded, plain_numbers, write_picture
+from dohyo.lab.plots.picture import SMALL, Array, Records, padded, write_picture
 
 _KINDS = {"model": "model", "weighted": "importance-weighted", "exact": "exact draws"}
-_SMALL = 8  # points
 _GRID, _TERMS, _SHOWN = 100, 4_000, 400  # points along each axis, z of the prior in the model's density, draws
 _LEVELS = (0.1, 0.5, 1, 2, 3, 4.5, 6, 8, 10, 13, 16)  # nats below the highest density of the target
 _PANELS = 20  # quantities in a picture at most
 
 
-def plot_density_run(target: Any, draws: Draws, records: Sequence[dict[str, Any]], model: Any, folder: Path) -> None:
-    """The pictures of a run's folder: learning_curves.png, and density.png in two dimensions or else marginals.png."""
+def plot_density_run(target: Any, draws: Draws, records: Records, model: Any, folder: Path) -> None:
+    """The pictures of a run's folder: the learning curves, and the density in two dimensions or else the marginals."""
     ways = [way for way in WAYS if way != "by_prior" or target.dimension <= 2]
-    plot_divergence_curves(records, folder / "learning_curves.png", ways)
+    plot_divergence_curves(records, folder / LEARNING_CURVES, ways)
     if target.dimension == 2:
-        plot_density_comparison(target, {"model": model}, folder / "density.png")
+        plot_density_comparison(target, {"model": model}, folder / DENSITY)
     else:
-        plot_marginals(target, draws, folder / "marginals.png")
+        plot_marginals(target, draws, folder / MARGINALS)
 
 
 def plot_density_comparison(target: Any, models: Mapping[str, Any], path: Path, seed: int = 0) -> None:
@@ -50,7 +49,7 @@ def plot_density_comparison(target: Any, models: Mapping[str, Any], path: Path, 
         raise DohyoError("a model is titled 'target'; choose another title")
     drawn, components = {}, {}
     for name, model in models.items():
-        with apart(model, seed):
+        with isolated(model, seed):
             drawn[name] = model.sample(4 * _SHOWN).detach().cpu().double()
             components[name] = model.likelihood(model.prior().sample((_TERMS,)))
     window = target.window or _window(torch.cat(list(drawn.values())))
@@ -69,10 +68,10 @@ def plot_density_comparison(target: Any, models: Mapping[str, Any], path: Path, 
         found["target"] -= found["target"].nan_to_num(-torch.inf).logsumexp(0) + math.log(cell)
     exact = target.sample(4 * _SHOWN, torch.Generator().manual_seed(seed))
     drawn = {"target": exact} | drawn if exact is not None else drawn
-    _draw_densities(found, drawn, window, axes, path)
+    _plot_densities(found, drawn, window, axes, path)
 
 
-def _draw_densities(
+def _plot_densities(
     found: Mapping[str, Tensor], drawn: Mapping[str, Tensor], window: Any, axes: Sequence[Tensor], path: Path
 ) -> None:
     finite = found["target"][found["target"].isfinite()]
@@ -92,21 +91,20 @@ def _draw_densities(
             inside = ((drawn[name] >= low) & (drawn[name] <= high)).all(1)
             outside[name] = 1 - float(inside.double().mean())
             if outside[name] > 0.02:
-                panel.text(
-                    0.02, 0.98, f"{outside[name]:.0%} of the draws outside", transform=panel.transAxes, va="top", fontsize=_SMALL
-                )
+                text = f"{outside[name]:.0%} of the draws outside"
+                panel.text(0.02, 0.98, text, transform=panel.transAxes, va="top", fontsize=SMALL)
             inside = drawn[name][inside][:_SHOWN]
             panel.plot(*inside.T.numpy(), ".", color="black", markersize=3, alpha=0.6, markeredgewidth=0)
-            shown[name] = [plain_numbers(row) for row in inside.numpy()]
+            shown[name] = inside.numpy()
         panel.set(title=name, xlabel="x1", xlim=window[0], ylim=window[1])
-        panel.tick_params(labelsize=_SMALL)
+        panel.tick_params(labelsize=SMALL)
     panels[0].set_ylabel("x2")
     key = figure.colorbar(colours, ax=panels, ticks=levels[::2], pad=0.01)
     key.ax.set_yticklabels([f"{level - top:.3g}" for level in levels[::2]])
-    key.set_label("log-density less the target's highest", fontsize=_SMALL)
-    key.ax.tick_params(labelsize=_SMALL)
+    key.set_label("log-density less the target's highest", fontsize=SMALL)
+    key.ax.tick_params(labelsize=SMALL)
     numbers = {"window": window, "levels": levels, "x1": x.tolist(), "x2": y.tolist(), "draws": shown, "outside": outside}
-    grids = {name: [plain_numbers(row) for row in log_p.view(_GRID, _GRID).T.numpy()] for name, log_p in found.items()}
+    grids = {name: log_p.view(_GRID, _GRID).T.numpy() for name, log_p in found.items()}
     write_picture(figure, numbers | {"log_density": grids}, path)
 
 
@@ -132,46 +130,45 @@ def plot_marginals(target: Any, draws: Draws, path: Path) -> None:
         if name in known:
             heights["exact"] = _heights(known[name], edges)
         for (kind, height), colour in zip(heights.items(), ("tab:blue", "tab:orange", "black"), strict=False):
-            panel.stairs(
-                height, edges, color=colour, label=_KINDS[kind], fill=kind == "model", alpha=0.3 if kind == "model" else 1
-            )
-        numbers[name] = {"edges": plain_numbers(edges)} | {kind: plain_numbers(height) for kind, height in heights.items()}
+            style: dict[str, Any] = {"fill": True, "alpha": 0.3} if kind == "model" else {"fill": False, "alpha": 1}
+            panel.stairs(height, edges, color=colour, label=_KINDS[kind], **style)
+        numbers[name] = {"edges": edges, **heights}
         if name in reference:
             panel.axvline(reference[name][0], color="black", linestyle=":", linewidth=1, label="exact mean")
             numbers[name]["exact_mean"] = reference[name][0]
         panel.set(xlabel=name, yticks=[], xlim=(edges[0], edges[-1]))
-        panel.tick_params(labelsize=_SMALL)
+        panel.tick_params(labelsize=SMALL)
         panel.xaxis.set_major_locator(MaxNLocator(4))
         panel.spines[["top", "right", "left"]].set_visible(False)
     for panel in panels[len(names) :]:
         panel.set_axis_off()
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=_SMALL + 1)
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=SMALL + 1)
     if len(names) < len(raw):
-        figure.supxlabel(f"the first {len(names)} of {len(raw)} quantities", fontsize=_SMALL + 1)
+        figure.supxlabel(f"the first {len(names)} of {len(raw)} quantities", fontsize=SMALL + 1)
     write_picture(figure, {"quantities": numbers}, path)
 
 
-def _quantities(target: Any, x: Tensor) -> dict[str, NDArray[Any]]:
+def _quantities(target: Any, x: Tensor) -> dict[str, Array]:
     return {name: values.detach().cpu().double().numpy() for name, values in target.quantities(x).items()}
 
 
-def _edges(values: NDArray[Any]) -> NDArray[Any]:
-    """Of bins that hold all but a few in a thousand."""
+def _edges(values: Array) -> Array:
+    """The edges of bins that hold all but a few in a thousand."""
     finite = values[np.isfinite(values)]
     low, high = np.quantile(finite, [0.003, 0.997]) if len(finite) else (0.0, 1.0)
     return np.linspace(*padded(float(low), float(high), 0.02), 41)
 
 
-def _heights(values: NDArray[Any], edges: NDArray[Any], weight: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Densities, of all the values and not of those within the edges alone."""
+def _heights(values: Array, edges: Array, weight: Array | None = None) -> Array:
+    """The density in each bin, relative to all values and not only those within the edges."""
     weight = np.full(len(values), 1 / len(values)) if weight is None else np.nan_to_num(weight)
     use = np.isfinite(values)
     return np.histogram(values[use], edges, weights=weight[use])[0] / np.diff(edges)
 
 
 def _window(x: Tensor) -> tuple[tuple[float, float], ...]:
-    """What holds nearly all of the draws in each dimension, and a quarter more."""
+    """A window that holds nearly all draws in each dimension, and a quarter more."""
     kept = x[x.isfinite().all(1)]
     ends = torch.quantile(kept, torch.tensor([0.005, 0.995], dtype=x.dtype), 0) if len(kept) else x.new_tensor([[-1, -1], [1, 1]])
     return tuple(padded(float(low), float(high), 0.25) for low, high in ends.T)

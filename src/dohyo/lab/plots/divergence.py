@@ -4,36 +4,33 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
-from numpy.typing import NDArray
+from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
-from dohyo.divergence import TOLERANCE
 from dohyo.errors import DohyoError
-from dohyo.lab.plots.picture import padded, plain_numbers, write_picture
+from dohyo.kl import TOLERANCE
+from dohyo.lab.plots.picture import SMALL, Array, Records, dots, mark_beyond, near, read_curves, span, tidy, write_picture
 
 WAYS = {"by_encoder": "by the encoder", "by_prior": "by the prior", "above": "from above"}
 _KEYS = ("step", "estimate", "estimate_stderr", "objective", "stderr", *WAYS)
 _STYLES = {"by_encoder": ":", "by_prior": "-", "above": "--"}
 _COLOURS = {"by_encoder": "tab:purple", "by_prior": "tab:green", "above": "tab:brown"}
-_SMALL = 8  # points
 _LINEAR = 0.1  # nats: within these an axis that spans many powers of ten is linear
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run among others in `plot_reverse_kl_curves`; runs that differ by the seed alone have the same label and cost."""
+    """One run in `plot_reverse_kl_curves`; runs that differ in the seed alone have the same label and cost."""
 
     label: str
     cost: float
-    records: Sequence[dict[str, Any]]
+    records: Records
 
 
-def plot_divergence_curves(records: Sequence[dict[str, Any]], path: Path, ways: Sequence[str] = tuple(WAYS)) -> None:
+def plot_divergence_curves(records: Records, path: Path, ways: Sequence[str] = tuple(WAYS)) -> None:
     """Training estimate and true reverse KL against steps, beside the gaps between the ways to log p(x).
 
     A lower bound that is minimised goes to minus infinity, and SUMO's estimate has a heavy tail. So the axis holds the truth
@@ -54,7 +51,7 @@ def plot_divergence_curves(records: Sequence[dict[str, Any]], path: Path, ways: 
         main.axhspan(low, 0, color="0.93", zorder=0, label="below zero no KL can be")
     error = np.nan_to_num(curves["estimate_stderr"])
     main.fill_between(step, estimate - 2 * error, estimate + 2 * error, color="tab:blue", alpha=0.25, linewidth=0)
-    main.plot(step, estimate, color="tab:blue", linewidth=1.2, label=_last("training estimate", estimate, error), **_dots(step))
+    main.plot(step, estimate, color="tab:blue", linewidth=1.2, label=_last("training estimate", estimate, error), **dots(step))
     for way in ways:
         differs = np.abs(curves[way] - truth) > np.maximum(_LINEAR, 2 * np.nan_to_num(curves["stderr"]))
         values = np.where(differs, curves[way], math.nan)
@@ -62,19 +59,20 @@ def plot_divergence_curves(records: Sequence[dict[str, Any]], path: Path, ways: 
             main.plot(step, values, ":.", color=_COLOURS[way], linewidth=1, markersize=4, label=f"log p(x) {WAYS[way]}")
     error = np.nan_to_num(curves["stderr"])
     label = _last(f"true {name}", truth, error)
-    main.errorbar(step, truth, 2 * error, color="tab:orange", linewidth=1.8, elinewidth=1, label=label, **_dots(step))
-    _mark_beyond(main, step, estimate, low, high)
+    main.errorbar(step, truth, 2 * error, color="tab:orange", linewidth=1.8, elinewidth=1, label=label, **dots(step))
+    beyond = "estimate beyond the axis, to {}"
+    mark_beyond(main, step, estimate, (low, high), beyond, color="tab:blue", markersize=5, zorder=5)
     if diverged.any():
         y = np.where(np.isfinite(truth), truth, high)[diverged]
         main.plot(step[diverged], y, "x", color="tab:red", markersize=7, zorder=4, label="found to have diverged")
     main.set(ylim=(low, high), ylabel=f"{name}, nats ± two standard errors")
-    main.legend(fontsize=_SMALL + 1, framealpha=0.9, edgecolor="none")
+    main.legend(fontsize=SMALL + 1, framealpha=0.9, edgecolor="none")
     _gaps(side, curves, ways)
     for axis in (main, side):
-        _finish(axis, step)
-    numbers: dict[str, Any] = {key: plain_numbers(values) for key, values in curves.items()}
-    numbers |= {"diverged": diverged.tolist(), "normalised": known, "axis": [low, high]}
-    write_picture(figure, numbers, path)
+        tidy(axis, whole=5)
+        axis.set(xlabel="step", xlim=span(step, 0.02))
+    numbers = {"diverged": diverged.tolist(), "normalised": known, "axis": [low, high]}
+    write_picture(figure, curves | numbers, path)
 
 
 def plot_reverse_kl_curves(curves: Sequence[Curve], path: Path) -> None:
@@ -98,46 +96,40 @@ def plot_reverse_kl_curves(curves: Sequence[Curve], path: Path) -> None:
             axis, y, spread = panels[row][column], values[key], 2 * np.nan_to_num(values[error])
             label = None if curve.label in seen else curve.label
             seen.add(curve.label)
-            axis.plot(values["step"], y, color=colour, linewidth=1.3, label=label, **_dots(values["step"]))
+            axis.plot(values["step"], y, color=colour, linewidth=1.3, label=label, **dots(values["step"]))
             axis.fill_between(values["step"], y - spread, y + spread, color=colour, alpha=0.1, linewidth=0)
             if first is not None:
                 axis.plot(values["step"][first], y[first], "x", color=colour, markersize=8, markeredgewidth=2)
-        entry = {key: plain_numbers(value) for key, value in values.items()}
-        numbers.append({"label": curve.label, "cost": curve.cost, "normalised": known, "diverged": diverged.tolist(), **entry})
-    truth = "true reverse KL, nats" if normalised else "true objective, nats"
-    for row, name in ((0, "training estimate, nats"), (1, truth)):
-        panels[row][0].set_ylabel(name)
-        for axis in panels[row]:
-            _finish(axis, None, label=row == 1)
+        entry = {"label": curve.label, "cost": curve.cost, "normalised": known, "diverged": diverged.tolist()}
+        numbers.append(entry | values)
+    panels[0][0].set_ylabel("training estimate, nats")
+    panels[1][0].set_ylabel("true reverse KL, nats" if normalised else "true objective, nats")
+    for axis in panels.flat:
+        tidy(axis, whole=5)
     for column, cost in enumerate(costs):
         panels[0][column].set_title(f"cost {cost:g}")
+        panels[1][column].set_xlabel("step")
     figure.legend(loc="outside lower center", ncols=min(len(labels), 2 + 2 * len(costs)), frameon=False)
     write_picture(figure, {"curves": numbers}, path)
 
 
-def _read(records: Sequence[dict[str, Any]]) -> tuple[dict[str, NDArray[Any]], bool, NDArray[Any]]:
+def _read(records: Records) -> tuple[dict[str, Array], bool, Array]:
     """The curves, NaN where not finite; whether the normaliser is known; which checks found divergence.
 
     Each way is moved by the normaliser, as the estimate has been; `truth` is the reverse KL, or else the objective.
     """
-    if not records:
-        raise DohyoError("there are no records to plot; train up to the first check at least")
-    missing = sorted({key for key in (*_KEYS, "reverse_kl", "diverged") for record in records if key not in record})
-    if missing:
-        raise DohyoError(f"a record lacks {', '.join(missing)}; each needs {', '.join(_KEYS)}, reverse_kl and diverged")
-    curves = {key: np.array([math.nan if r[key] is None else r[key] for r in records], dtype=np.float64) for key in _KEYS}
-    kl = np.array([math.nan if r["reverse_kl"] is None else r["reverse_kl"] for r in records], dtype=np.float64)
+    curves = read_curves(records, (*_KEYS, "reverse_kl", "diverged"))
+    kl, diverged = curves.pop("reverse_kl"), curves.pop("diverged") == 1
     known = bool(np.isfinite(kl).any())
     shift = float(np.nanmedian(kl - curves["objective"])) if known else 0.0
-    curves = {key: np.where(np.isfinite(values), values, math.nan) for key, values in curves.items()}
     for key in ("objective", *WAYS):
         curves[key] = curves[key] + shift
     curves["truth"] = curves.pop("objective")
-    return curves, known, np.array([bool(r["diverged"]) for r in records])
+    return curves, known, diverged
 
 
-def _limits(truth: NDArray[Any], stderr: NDArray[Any], estimate: NDArray[Any], known: bool) -> tuple[float, float]:
-    """Limits that hold the later truth, zero for a KL, and what else is no further from these than they are apart."""
+def _limits(truth: Array, stderr: Array, estimate: Array, known: bool) -> tuple[float, float]:
+    """Limits that hold the later truth, zero for a KL, and whatever else is near these."""
     late = len(truth) // 20
     error = 2 * np.nan_to_num(stderr)
     bars = np.stack([truth - error, truth + error], 1)
@@ -145,37 +137,23 @@ def _limits(truth: NDArray[Any], stderr: NDArray[Any], estimate: NDArray[Any], k
     shown, others = shown[np.isfinite(shown)], others[np.isfinite(others)]
     if not len(shown):
         shown = np.quantile(others, [0.25, 0.75]) if len(others) else np.array([0.0, 1.0])
-    if known:
-        shown = np.append(shown, 0.0)
-    reach = max(0.1, float(np.ptp(shown)))
-    shown = np.concatenate([shown, others[(others > shown.min() - reach) & (others < shown.max() + reach)]])
-    return padded(float(shown.min()), float(shown.max()), 0.06)
+    return span(near(np.append(shown, 0.0) if known else shown, others), 0.06)
 
 
-def _mark_beyond(axis: Axes, step: NDArray[Any], estimate: NDArray[Any], low: float, high: float) -> None:
-    """A triangle at the edge for each estimate beyond it."""
-    for where, edge, marker in ((estimate > high, high, "^"), (estimate < low, low, "v")):
-        if where.any():
-            furthest = estimate[where].max() if marker == "^" else estimate[where].min()
-            label, at = f"estimate beyond the axis, to {furthest:.3g}", np.full(where.sum(), edge)
-            (line,) = axis.plot(step[where], at, marker, color="tab:blue", markersize=5, clip_on=False, label=label, zorder=5)
-            line.set_in_layout(False)  # else the unclipped marks widen the margins
-
-
-def _gaps(axis: Axes, curves: dict[str, NDArray[Any]], ways: Sequence[str]) -> None:
+def _gaps(axis: Axes, curves: dict[str, Array], ways: Sequence[str]) -> None:
     """How far the other ways to log p(x) are from the encoder's."""
     _symmetric_log(axis)
     for way in ways:
         if way != "by_encoder":
             gap = curves[way] - curves["by_encoder"]
-            axis.plot(curves["step"], gap, _STYLES[way], color=_COLOURS[way], label=WAYS[way], **_dots(curves["step"]))
+            axis.plot(curves["step"], gap, _STYLES[way], color=_COLOURS[way], label=WAYS[way], **dots(curves["step"]))
     axis.axhline(TOLERANCE, color="tab:red", linewidth=0.8, linestyle="--", label="the encoder is lost above")
-    axis.set_title("log p(x) less that by the encoder, nats", fontsize=_SMALL + 2)
-    axis.legend(fontsize=_SMALL, frameon=False)
+    axis.set_title("log p(x) less that by the encoder, nats", fontsize=SMALL + 2)
+    axis.legend(fontsize=SMALL, frameon=False)
 
 
 def _symmetric_log(axis: Axes) -> None:
-    """Before anything is plotted, so that the margins are right. Few ticks, however many powers of ten there are."""
+    """Called before anything is plotted, so that the margins are right. Few ticks, however many powers of ten there are."""
     axis.set_yscale("symlog", linthresh=_LINEAR, linscale=0.6)
     locator = SymmetricalLogLocator(base=10, linthresh=_LINEAR)
     locator.set_params(numticks=7)
@@ -184,19 +162,5 @@ def _symmetric_log(axis: Axes) -> None:
     axis.axhline(0, color="black", linewidth=0.8)
 
 
-def _finish(axis: Axes, step: NDArray[Any] | None, label: bool = True) -> None:
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-    if step is not None:
-        axis.set_xlim(*padded(float(np.nanmin(step)), float(np.nanmax(step)), 0.02))
-    if label:
-        axis.set_xlabel("step")
-
-
-def _last(name: str, values: NDArray[Any], error: NDArray[Any]) -> str:
+def _last(name: str, values: Array, error: Array) -> str:
     return f"{name}: {values[-1]:.3g} ± {error[-1]:.1g} at the end" if np.isfinite(values[-1]) else name
-
-
-def _dots(step: NDArray[Any]) -> dict[str, Any]:
-    return {"marker": ".", "markersize": 5} if len(step) <= 40 else {}

@@ -1,28 +1,36 @@
 """Pictures of a training run: learning curves, images and reconstructions, each with its numbers as JSON beside it."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dohyo.errors import DohyoError
-from dohyo.lab.plots.picture import padded, plain_numbers, write_picture
+from dohyo.lab.plots.picture import (
+    SMALL,
+    Array,
+    Records,
+    bulk,
+    dots,
+    mark_beyond,
+    padded,
+    plain_numbers,
+    read_curves,
+    span,
+    tidy,
+    write_picture,
+)
 
 _KEYS = ("epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", "clipped_encoder")
 _TILE = 0.75  # inches, the side of one image
 _PANEL = (1.5, 1.0)  # inches, one line plot
-_SMALL, _NORMAL = 8, 10  # points
 
 
-def plot_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
+def plot_learning_curves(records: Records, path: Path) -> None:
     """Training and validation NLL against the epoch, beside the share of clipped steps and the learning rate.
 
     SUMO's training NLL has a heavy tail, and the first epochs are far above the rest. So the NLL axis spans the validation
@@ -33,44 +41,43 @@ def plot_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
         records: One for each epoch, with the keys epoch, train_nll, valid_nll, learning_rate, clipped_decoder and
             clipped_encoder (the shares of steps whose gradient was clipped, 0 to 1).
     """
-    curves = _curves(records)
-    epoch, valid = curves["epoch"], curves["valid_nll"]
-    low, high = _nll_limits(curves["train_nll"], valid)
-    dots: dict[str, Any] = {"marker": ".", "markersize": 5} if len(epoch) <= 40 else {}
+    curves = read_curves(records, _KEYS)
+    epoch, train, valid = curves["epoch"], curves["train_nll"], curves["valid_nll"]
+    late = np.arange(len(epoch)) >= len(epoch) // 20
+    limits = span(np.concatenate([valid[late], bulk(np.concatenate([train[late], valid[late]]), 1.5)]), 0.06)
+    marker = dots(epoch)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplot_mosaic([["nll", "clipped"], ["nll", "rate"]], width_ratios=(1.5, 1))
-    axes["nll"].plot(epoch, curves["train_nll"], color="tab:blue", alpha=0.7, linewidth=1.2, label="training", **dots)
-    axes["nll"].plot(epoch, valid, color="tab:orange", linewidth=1.8, label="validation", **dots)
-    _mark_beyond(axes["nll"], epoch, curves["train_nll"], low, high)
+    axes["nll"].plot(epoch, train, color="tab:blue", alpha=0.7, linewidth=1.2, label="training", **marker)
+    axes["nll"].plot(epoch, valid, color="tab:orange", linewidth=1.8, label="validation", **marker)
+    beyond = "training, beyond the axis"  # the first epochs are left out: all of them may be
+    mark_beyond(axes["nll"], epoch[late], train[late], limits, beyond, color="tab:blue", markersize=5)
     best = int(np.nanargmin(valid)) if np.isfinite(valid).any() else None
     if best is not None:
         label = f"best: {valid[best]:.2f} in epoch {epoch[best]:g}"
         axes["nll"].plot(epoch[best], valid[best], "o", color="tab:orange", markeredgecolor="black", label=label)
-    axes["nll"].set(ylim=(low, high), ylabel="negative log-likelihood, nats")
-    axes["nll"].legend(loc="upper right", fontsize=_NORMAL, framealpha=0.9, edgecolor="none")
-    axes["clipped"].plot(epoch, curves["clipped_decoder"], color="tab:green", label="decoder", **dots)
-    axes["clipped"].plot(epoch, curves["clipped_encoder"], color="tab:purple", label="encoder", **dots)
+    axes["nll"].set(ylim=limits, ylabel="negative log-likelihood, nats")
+    axes["nll"].legend(loc="upper right", fontsize=SMALL + 2, framealpha=0.9, edgecolor="none")
+    axes["clipped"].plot(epoch, curves["clipped_decoder"], color="tab:green", label="decoder", **marker)
+    axes["clipped"].plot(epoch, curves["clipped_encoder"], color="tab:purple", label="encoder", **marker)
     axes["clipped"].set(ylim=(-0.04, 1.04), ylabel="clipped steps", xticklabels=[])
     axes["clipped"].set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
-    axes["clipped"].legend(fontsize=_SMALL, frameon=False, ncols=2)
-    axes["rate"].plot(epoch, curves["learning_rate"], color="black", drawstyle="steps-post", **dots)
+    axes["clipped"].legend(fontsize=SMALL, frameon=False, ncols=2)
+    axes["rate"].plot(epoch, curves["learning_rate"], color="black", drawstyle="steps-post", **marker)
     axes["rate"].set(yscale="log", ylabel="learning rate")
     for name, axis in axes.items():
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-        axis.set_xlim(*padded(float(epoch[0]), float(epoch[-1]), 0.02))
+        tidy(axis, whole=6)
+        axis.set_xlim(*span(epoch, 0.02))
         if name != "clipped":
             axis.set_xlabel("epoch")
-    numbers: dict[str, Any] = {key: plain_numbers(values) for key, values in curves.items()}
-    numbers["best"] = None if best is None else {"epoch": numbers["epoch"][best], "valid_nll": numbers["valid_nll"][best]}
-    write_picture(figure, numbers | {"nll_axis": [low, high]}, path)
+    found = None if best is None else {key: plain_numbers(curves[key])[best] for key in ("epoch", "valid_nll")}
+    write_picture(figure, curves | {"best": found, "nll_axis": limits}, path)
 
 
 def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int | None = None, title: str | None = None) -> None:
     """A grid of images for a shape (height, width), or of line plots for a shape (length,).
 
-    Ones in the shape are dropped. (3, height, width) and (height, width, 3) are colours; anything else is drawn as lines.
+    Ones in the shape are dropped. (3, height, width) and (height, width, 3) are colours; anything else is plotted as lines.
 
     Args:
         images: (n, size of the shape), such as `model.sample_mean(64)`.
@@ -83,7 +90,7 @@ def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int
     width = min(len(values), columns or (square if values.ndim > 2 else min(8, max(4, square))))
     rows = [list(values[start : start + width]) for start in range(0, len(values), width)]
     figure = _grid(rows, title)
-    write_picture(figure, {"shape": list(shape), "columns": width, "images": _plain_rows(images)}, path)
+    write_picture(figure, {"shape": shape, "columns": width, "images": _array(images)}, path)
 
 
 def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, ...], path: Path) -> None:
@@ -101,52 +108,21 @@ def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, .
     for start in range(0, len(above), width):
         rows += [list(above[start : start + width]), list(below[start : start + width])]
     figure = _grid(rows, None, ("data", "model"))
-    numbers = {"x": _plain_rows(x), "reconstructions": _plain_rows(reconstructions)}
-    write_picture(figure, {"shape": list(shape), "columns": width, **numbers}, path)
+    numbers = {"shape": shape, "columns": width, "x": _array(x), "reconstructions": _array(reconstructions)}
+    write_picture(figure, numbers, path)
 
 
-def _curves(records: Sequence[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-    if not records:
-        raise DohyoError("there are no records to plot; train for at least one epoch")
-    missing = sorted({key for key in _KEYS for record in records if key not in record})
-    if missing:
-        raise DohyoError(f"a record lacks {', '.join(missing)}; each needs {', '.join(_KEYS)}")
-    curves = {key: np.array([math.nan if r[key] is None else r[key] for r in records], dtype=np.float64) for key in _KEYS}
-    return {key: np.where(np.isfinite(values), values, math.nan) for key, values in curves.items()}
+def _array(images: Tensor) -> Array:
+    return images.detach().cpu().double().numpy()
 
 
-def _nll_limits(train: NDArray[Any], valid: NDArray[Any]) -> tuple[float, float]:
-    """Limits that hold the validation curve and the training values within Tukey's fences of the two together."""
-    late = len(train) // 20
-    train, valid = train[late:][np.isfinite(train[late:])], valid[late:][np.isfinite(valid[late:])]
-    both = np.concatenate([train, valid])
-    if not len(both):
-        return 0.0, 1.0
-    lower, upper = np.quantile(both, [0.25, 0.75])
-    reach = 1.5 * (upper - lower)
-    shown = np.concatenate([valid, train[(train >= lower - reach) & (train <= upper + reach)]])
-    return padded(float(shown.min()), float(shown.max()), 0.06)
-
-
-def _mark_beyond(axis: Axes, epoch: NDArray[Any], train: NDArray[Any], low: float, high: float) -> None:
-    """A triangle at the edge for each training value beyond it, but for the first epochs, where all may be."""
-    late = np.arange(len(train)) >= len(train) // 20
-    label: str | None = "training, beyond the axis"
-    for where, edge, marker in ((late & (train > high), high, "^"), (late & (train < low), low, "v")):
-        if where.any():
-            edges = np.full(where.sum(), edge)
-            (line,) = axis.plot(epoch[where], edges, marker, color="tab:blue", markersize=5, clip_on=False, label=label)
-            line.set_in_layout(False)  # else the unclipped marks widen the margins
-            label = None
-
-
-def _values(images: Tensor, shape: tuple[int, ...], name: str) -> NDArray[Any]:
+def _values(images: Tensor, shape: tuple[int, ...], name: str) -> Array:
     """(n, length), (n, height, width) or (n, height, width, 3), NaN where not finite."""
     if not shape or min(shape) < 1:
         raise DohyoError(f"shape is {shape}; it must be (height, width) for images or (length,) for line plots")
     if images.ndim != 2 or len(images) == 0 or images.shape[1] != math.prod(shape):
         raise DohyoError(f"{name} are {tuple(images.shape)}, shape {shape} needs (n, {math.prod(shape)}) with n at least 1")
-    flat: NDArray[Any] = images.detach().cpu().double().numpy()
+    flat = _array(images)
     flat = np.where(np.isfinite(flat), flat, math.nan)
     sides = [side for side in shape if side > 1] if len(shape) > 2 else list(shape)
     if len(sides) == 3 and sides[0] == 3:
@@ -154,21 +130,20 @@ def _values(images: Tensor, shape: tuple[int, ...], name: str) -> NDArray[Any]:
     return flat.reshape(-1, *sides) if len(sides) == 2 or (len(sides) == 3 and sides[2] == 3) else flat
 
 
-def _grid(rows: list[list[NDArray[Any]]], title: str | None, labels: tuple[str, ...] = ()) -> Figure:
-    """Rows of images or line plots. With labels, rows go by so many together, named at the left."""
+def _grid(rows: list[list[Array]], title: str | None, labels: tuple[str, ...] = ()) -> Figure:
+    """Rows of images or line plots. With labels, that many rows form a group, named at the left."""
     everything = np.concatenate([value.ravel() for row in rows for value in row])
     finite = everything[np.isfinite(everything)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    draw = _line_grid if rows[0][0].ndim == 1 else _image_grid
-    figure = draw(rows, labels, low, high)
+    figure = (_line_grid if rows[0][0].ndim == 1 else _image_grid)(rows, labels, low, high)
     if title:
         width, height = figure.get_size_inches()
         figure.set_size_inches(max(width, 0.1 * len(title) + 0.2), height + 0.3)
-        figure.suptitle(title, fontsize=_NORMAL + 1)
+        figure.suptitle(title, fontsize=SMALL + 2 + 1)
     return figure
 
 
-def _image_grid(rows: list[list[NDArray[Any]]], labels: tuple[str, ...], low: float, high: float) -> Figure:
+def _image_grid(rows: list[list[Array]], labels: tuple[str, ...], low: float, high: float) -> Figure:
     """One mosaic of all images, with gaps of white between them: sharp pixels, and fast for any number."""
     height, width, *colour = rows[0][0].shape
     gap = max(1, round(max(height, width) / 14))
@@ -194,36 +169,30 @@ def _image_grid(rows: list[list[NDArray[Any]]], labels: tuple[str, ...], low: fl
     axis.spines[:].set_visible(False)
     axis.set_xticks([])
     centres = [top + height / 2 - 0.5 for top in tops] if labels else []
-    axis.set_yticks(centres, [labels[i % group] for i in range(len(centres))], fontsize=_SMALL + 1)
+    axis.set_yticks(centres, [labels[i % group] for i in range(len(centres))], fontsize=SMALL + 1)
     axis.tick_params(length=0)
     if key:
-        figure.colorbar(picture, ax=axis, shrink=0.8, aspect=30).ax.tick_params(labelsize=_SMALL)
+        figure.colorbar(picture, ax=axis, shrink=0.8, aspect=30).ax.tick_params(labelsize=SMALL)
     return figure
 
 
-def _line_grid(rows: list[list[NDArray[Any]]], labels: tuple[str, ...], low: float, high: float) -> Figure:
+def _line_grid(rows: list[list[Array]], labels: tuple[str, ...], low: float, high: float) -> Figure:
     """One small line plot for each datum, all on the same axes."""
     columns, length = len(rows[0]), len(rows[0][0])
     figure = Figure(figsize=(columns * _PANEL[0] + 0.9, len(rows) * _PANEL[1] + 0.6), layout="constrained")
     panels = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
-    dots: dict[str, Any] = {"marker": ".", "markersize": 4} if length <= 40 else {}
     for i, row in enumerate(rows):
         colour = f"C{i % len(labels)}" if labels else "C0"
         for panel, values in zip(panels[i], row, strict=False):
-            panel.plot(range(length), values, color=colour, linewidth=1, **dots)
+            panel.plot(range(length), values, color=colour, linewidth=1, **dots(values, 4))
         for column in range(len(row), columns):
             panels[i][column].set_axis_off()
             panels[i - 1][column].tick_params(labelbottom=True)  # the lowest of its column now
         for panel in panels[i]:
-            panel.spines[["top", "right"]].set_visible(False)
-            panel.tick_params(labelsize=_SMALL)
-            panel.grid(alpha=0.25)
+            tidy(panel)
+            panel.tick_params(labelsize=SMALL)
         if labels:
-            panels[i][0].set_ylabel(labels[i % len(labels)], fontsize=_SMALL + 1)
+            panels[i][0].set_ylabel(labels[i % len(labels)], fontsize=SMALL + 1)
     panels[0][0].set(ylim=padded(low, high, 0.08), xlim=padded(0, length - 1, 0.04))
     panels[0][0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
     return figure
-
-
-def _plain_rows(images: Tensor) -> list[list[float | int | None]]:
-    return [plain_numbers(row) for row in images.detach().cpu().double().numpy()]

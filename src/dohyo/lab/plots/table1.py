@@ -7,11 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dohyo.lab.plots.picture import padded, plain_numbers
+from dohyo.lab.plots.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, padded, plain_numbers, tidy
 
-# Okabe and Ito's colours, which all people can tell apart; the markers tell them apart in grey.
-_STYLES = (("#000000", "o"), ("#0072B2", "s"), ("#56B4E9", "X"), ("#999999", "v"),
-           ("#D55E00", "^"), ("#CC79A7", "<"), ("#009E73", "D"), ("#E69F00", "P"))  # fmt: skip
+_STYLES = ((BLACK, "o"), (BLUE, "s"), (SKY, "X"), (GREY, "v"), (RED, "^"), (PINK, "<"), (GREEN, "D"), (ORANGE, "P"))
 
 
 def plot_table(
@@ -25,7 +23,7 @@ def plot_table(
     Args:
         panels: For each data set `epochs`, and for each of its `rows` cost, mean and sd.
         labels: What each row is called, in the order of the marks.
-        papers: The paper's NLL by data set, row and cost; drawn as open marks where it is near, said in words where it is not.
+        papers: The paper's NLL by data set, row and cost; open marks where it is near, words where it is not.
         titles: What each data set is called.
     """
     figure = Figure(figsize=(6.4 * len(panels), 4.8), layout="constrained")
@@ -36,18 +34,13 @@ def plot_table(
         axis.set_title(f"{titles[data]}, epochs: {panel['epochs']}")
     shown = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     order = [label for label in [*labels.values(), "the paper's"] if label in shown]
-    figure.legend(
-        [shown[label] for label in order], order, loc="outside lower center", ncols=2 * len(panels), frameon=False, fontsize=9
-    )
-    numbers = {
-        data: {
-            "epochs": panel["epochs"],
-            "ours": {row: {key: plain_numbers(np.array(v, dtype=np.float64)) for key, v in curve.items()}
-                     for row, curve in panel["rows"].items()},
-            "paper": {row: {str(cost): value for cost, value in at.items()} for row, at in papers.get(data, {}).items()},
-        }
-        for data, panel in panels.items()
-    }  # fmt: skip
+    handles = [shown[label] for label in order]
+    figure.legend(handles, order, loc="outside lower center", ncols=2 * len(panels), frameon=False, fontsize=9)
+    numbers = {}
+    for data, panel in panels.items():
+        paper = {row: {str(cost): value for cost, value in at.items()} for row, at in papers.get(data, {}).items()}
+        ours = {row: {key: np.array(v, dtype=np.float64) for key, v in curve.items()} for row, curve in panel["rows"].items()}
+        numbers[data] = {"epochs": panel["epochs"], "ours": plain_numbers(ours), "paper": paper}
     return figure, numbers
 
 
@@ -82,5 +75,5 @@ def _panel(
     for place in range(1, len(costs)):
         axis.axvline(place - 0.5, color="0.85", lw=1)
     axis.set(xlabel="k: expected log-weights for each image", ylabel="test NLL, nats (lower is better)")
-    axis.grid(alpha=0.25, axis="y")
-    axis.spines[["top", "right"]].set_visible(False)
+    tidy(axis)
+    axis.grid(visible=False, axis="x")

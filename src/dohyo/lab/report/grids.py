@@ -1,4 +1,4 @@
-"""Tables as they are shown: every number written once for HTML and Markdown, with the key that it is sorted by."""
+"""Tables as they are shown: every number formatted once, with the key that it is sorted by."""
 
 import math
 import re
@@ -74,7 +74,7 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """So many digits; whole numbers in full."""
+    """A number with this many digits; whole numbers in full."""
     if _missing(value):
         return NOTHING
     assert value is not None
@@ -82,7 +82,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float | None) -> Cell:
-    """Seconds as people say them, sorted as seconds.
+    """A time as people write it, sorted by its seconds.
 
     Example:
         >>> [duration(seconds).text for seconds in (0.83, 75, 4000, None)]
@@ -135,7 +135,7 @@ def _leading(text: str) -> float | str:
 
 
 def _decimals(numbers: list[float]) -> int | None:
-    """The same for the whole column, so that digits stand above one another; None where sizes differ too much for that."""
+    """The decimals of a whole column, so that its digits line up; None where the sizes differ too much."""
     sizes = [math.floor(math.log10(abs(value))) for value in numbers if value]
     if not sizes or all(value.is_integer() for value in numbers):
         return None

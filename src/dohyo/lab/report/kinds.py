@@ -1,12 +1,37 @@
-"""What there is to say of a run, for each command that makes them."""
+"""What there is to say about a run, for each command that makes them."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dohyo.lab.folder import (
+    CONFIG,
+    DENSITY,
+    LEARNING_CURVES,
+    MARGINALS,
+    RECONSTRUCTIONS,
+    RESULT,
+    SAMPLES,
+    Values,
+    check_values,
+    replica_folder,
+)
 from dohyo.lab.report.grids import Cell, Grid, duration, grid, number, with_error
 
-Values = dict[str, Any]
+_NUMBER, _TEXT, _WHOLE = float | int | None, str | None, int | None
+_CONFIG = {
+    "seed": int, "estimator": str, "cost": float | int, "encoder": _TEXT, "hidden": int, "latent": int, "batch_size": int,
+    "data": _TEXT, "model": _TEXT, "test_terms": _WHOLE, "replicas": _WHOLE, "target": _TEXT, "test_draws": _WHOLE,
+    "policy": _TEXT, "variables": _WHOLE, "instance": _TEXT, "index": _WHOLE, "reward": _TEXT, "entropy": _NUMBER,
+}  # fmt: skip
+_RESULT = {"epochs": float | int, "steps": float | int, "warnings": list | None, "versions": dict | None, "diverged": bool | None,
+           "replicas": list | None, "moments": dict | None}  # fmt: skip
+_NUMBERS = (
+    "seconds", "expected_cost", "test_nll", "test_nll_stderr", "test_nll_spread", "test_terms", "valid_nll", "best_epoch",
+    "reverse_kl", "reverse_kl_stderr", "objective", "training_estimate", "training_estimate_stderr", "khat",
+    "best_reward", "best_known", "gap", "mean_reward", "mean_reward_stderr", "seconds_to_best", "variables",
+)  # fmt: skip
+_OTHER = "it was written by another version of dohyo, or damaged: run it again, or leave this folder out"
 
 
 class Kind(ABC):
@@ -24,8 +49,10 @@ class Kind(ABC):
     length: ClassVar[str]
     measure: ClassVar[str]
 
-    def __init__(self, config: Values, result: Values) -> None:
-        self.config, self.result = config, result
+    def __init__(self, folder: Path, config: Values, result: Values) -> None:
+        self.config = check_values(config, _CONFIG | {self.sign: str, self.length: int}, folder / CONFIG, _OTHER)
+        self.result = check_values(result, _RESULT | dict.fromkeys(_NUMBERS, _NUMBER), folder / RESULT, _OTHER) if result else {}
+        self.folder = folder
 
     @abstractmethod
     def question(self) -> str: ...
@@ -36,14 +63,30 @@ class Kind(ABC):
 
     @abstractmethod
     def compared(self) -> Values:
-        """The columns of the table of all such runs, but for those where none has anything. The first two say which are alike."""
+        """The columns of the table of all such runs; those where no run has anything are left out. Runs that agree in the first
+        two are comparable."""
 
     @abstractmethod
     def alts(self) -> dict[str, str]:
-        """What the pictures show, by their names, in the order of showing."""
+        """What the pictures show, by their file names, in the order they are shown."""
 
     def tables(self) -> list[Grid]:
         return []
+
+    def replicas(self) -> list["Kind"]:
+        """The runs that this one is made of, if there are several."""
+        return []
+
+    def at_cost(self) -> str:
+        """The estimator with the cost that was asked for and the one that resulted."""
+        expected = self.result.get("expected_cost")
+        beside = "" if expected is None else f" (expected {expected:.4g})"
+        return f"{self.config['estimator']} at cost {self.config['cost']:g}{beside}"
+
+    def estimator_columns(self) -> Values:
+        c = self.config
+        return {"estimator": c["estimator"], "cost": c["cost"], "expected cost": self.result.get("expected_cost"),
+                "encoder": c.get("encoder")}  # fmt: skip
 
 
 def measured(value: float | None, error: float | None, unit: str = "") -> Cell:
@@ -58,52 +101,58 @@ class Train(Kind):
 
     def question(self) -> str:
         c = self.config
-        return (f"What test likelihood does a {c['model']} with {c['hidden']} hidden units and {c['latent']} latent dimensions "
-                f"reach on {_short(c['data'])}, if its decoder follows {c['estimator']} at cost {c['cost']:g} and its encoder "
-                f"{c['encoder']} for {c['epochs']} epochs?")  # fmt: skip
+        model = f"{c.get('model')} with {c['hidden']} hidden units and {c['latent']} latent dimensions"
+        return (f"What test likelihood does a {model} reach on {_short(c['data'])}, if its decoder follows {self.at_cost()} and "
+                f"its encoder {c.get('encoder')} for {c['epochs']} epochs?")  # fmt: skip
 
     def headline(self) -> list[tuple[str, str]]:
-        r = self.result
-        several = [(f"Spread over {len(r['replicas'])} replicas", self._spread().text)] if "replicas" in r else []
+        r, replicas = self.result, self.replicas()
         return [
-            (f"Test NLL by IWAE-{r['test_terms']}, nats", with_error(r["test_nll"], r["test_nll_stderr"])),
-            *several,
-            ("Validation NLL, nats", number(r["valid_nll"])),
-            ("Best epoch", f"{number(r['best_epoch'])} of {number(r['epochs'])}"),
+            (f"Test NLL by IWAE-{r.get('test_terms')}, nats", with_error(r.get("test_nll"), r.get("test_nll_stderr"))),
+            *([(f"Spread over {len(replicas)} replicas", self._spread().text)] if replicas else []),
+            ("Validation NLL, nats", number(r.get("valid_nll"))),
+            ("Best epoch", f"{number(r.get('best_epoch'))} of {number(r['epochs'])}"),
         ]
 
     def compared(self) -> Values:
         c, r = self.config, self.result
         return {
             "data": _short(c["data"]),
-            "test by": f"IWAE-{c['test_terms']}",
-            "model": c["model"],
-            "estimator": c["estimator"],
-            "cost": c["cost"],
-            "encoder": c["encoder"],
-            "test NLL": measured(r.get("test_nll"), r.get("test_nll_stderr")),
-            "replicas": len(r["replicas"]) if "replicas" in r else None,
+            "test by": f"IWAE-{c.get('test_terms')}",
+            "model": c.get("model"),
+            **self.estimator_columns(),
+            "test NLL": self._nll(),
+            "replicas": len(r["replicas"]) if r.get("replicas") else None,
             "their spread": self._spread(),
             "epochs": r.get("epochs"),
         }
 
+    def replicas(self) -> list[Kind]:
+        """Without a result, as many as the config asks for."""
+        results = [one for one in self.result.get("replicas") or () if isinstance(one, dict)]
+        count = self.config.get("replicas") or 1
+        own = results or ([{}] * count if count > 1 else [])
+        return [Train(replica_folder(self.folder, i), {**self.config, "replicas": 1}, one) for i, one in enumerate(own)]
+
     def tables(self) -> list[Grid]:
-        replicas = self.result.get("replicas")
-        if not replicas:
-            return []
-        rows = [[one["seed"], measured(one["test_nll"], one["test_nll_stderr"]), one["valid_nll"], one["best_epoch"],
-                 duration(one["seconds"])] for one in replicas]  # fmt: skip
-        return [grid("Replicas", ["seed", "test NLL", "validation NLL", "best epoch", "time"], on_one_axis(rows, 1))]
+        done = [one for one in self.replicas() if one.result]
+        rows = [[one.result.get("seed"), one.compared()["test NLL"], one.result.get("valid_nll"), one.result.get("best_epoch"),
+                 duration(one.result.get("seconds"))] for one in done]  # fmt: skip
+        columns = ["seed", "test NLL", "validation NLL", "best epoch", "time"]
+        return [grid("Replicas", columns, on_one_axis(rows, 1))] if rows else []
 
     def alts(self) -> dict[str, str]:
         r = self.result
         known = r.get("valid_nll") is not None
-        best = f"; the best validation NLL is {number(r['valid_nll'])} in epoch {number(r['best_epoch'])}" if known else ""
+        best = f"; the best validation NLL is {number(r['valid_nll'])} in epoch {number(r.get('best_epoch'))}" if known else ""
         return {
-            "learning_curves": f"Training and validation NLL, clipped steps and learning rate against the epoch{best}",
-            "samples": "A grid of the means of samples from the trained model",
-            "reconstructions": "Test data, each with the model's reconstruction under it",
+            LEARNING_CURVES: f"Training and validation NLL, clipped steps and learning rate against the epoch{best}",
+            SAMPLES: "A grid of the means of samples from the trained model",
+            RECONSTRUCTIONS: "Test data, each with the model's reconstruction under it",
         }
+
+    def _nll(self) -> Cell:
+        return measured(self.result.get("test_nll"), self.result.get("test_nll_stderr"))
 
     def _spread(self) -> Cell:
         spread = self.result.get("test_nll_spread")
@@ -116,25 +165,23 @@ class ReverseKL(Kind):
     def question(self) -> str:
         c = self.config
         return (f"How close in reverse KL does a Gaussian latent-variable model come to {c['target']}, if it follows "
-                f"{c['estimator']} at cost {c['cost']:g} and its encoder {c['encoder']} for {c['steps']} steps?")  # fmt: skip
+                f"{self.at_cost()} and its encoder {c.get('encoder')} for {c['steps']} steps?")  # fmt: skip
 
     def headline(self) -> list[tuple[str, str]]:
         r = self.result
         return [
             ("True reverse KL, nats", self._truth().text),
-            ("The training's own estimate", with_error(r["training_estimate"], r["training_estimate_stderr"])),
-            ("Diverged", "yes" if r["diverged"] else "no"),
-            ("k-hat of the importance weights", number(r["khat"], 2)),
+            ("The training's own estimate", with_error(r.get("training_estimate"), r.get("training_estimate_stderr"))),
+            ("Diverged", "yes" if r.get("diverged") else "no"),
+            ("k-hat of the importance weights", number(r.get("khat"), 2)),
         ]
 
     def compared(self) -> Values:
         c, r = self.config, self.result
         return {
             "target": c["target"],
-            "test by": f"{c['test_draws']} draws",
-            "estimator": c["estimator"],
-            "cost": c["cost"],
-            "encoder": c["encoder"],
+            "test by": f"{c.get('test_draws')} draws",
+            **self.estimator_columns(),
             "reverse KL": self._truth(),
             "diverged": r.get("diverged"),
             "k-hat": r.get("khat"),
@@ -144,18 +191,19 @@ class ReverseKL(Kind):
     def tables(self) -> list[Grid]:
         columns = ["mean", "stderr", "sd", "raw_mean", "raw_sd", "exact_mean", "exact_sd"]
         shown = ["quantity", "mean", "its error", "sd", "mean of raw draws", "sd of raw draws", "exact mean", "exact sd"]
-        rows = [[name, *map(moments.get, columns)] for name, moments in (self.result.get("moments") or {}).items()]
+        moments = {name: one for name, one in (self.result.get("moments") or {}).items() if isinstance(one, dict)}
+        rows = [[name, *map(one.get, columns)] for name, one in moments.items()]
         return [grid("Moments by importance weights", shown, rows)] if rows else []
 
     def alts(self) -> dict[str, str]:
         return {
-            "density": "The target's density beside the trained model's, with draws of each",
-            "learning_curves": "The training's estimate and the true reverse KL against the step; the last is "
-            + self._truth().text,
+            DENSITY: "The target's density beside the trained model's, with draws of each",
+            MARGINALS: "Histograms of the target's quantities by the model, with importance weights and, if known, exactly",
+            LEARNING_CURVES: f"The training's estimate and the true reverse KL against the step, at last {self._truth().text}",
         }
 
     def _truth(self) -> Cell:
-        """Where log Z of the target is not known, the divergence is known up to it."""
+        """Where log Z of the target is unknown, so is the divergence, up to that constant."""
         known = self.result.get("reverse_kl") is not None
         value = self.result.get("reverse_kl" if known else "objective")
         return measured(value, self.result.get("reverse_kl_stderr"), "" if known else " + log Z")
@@ -166,51 +214,48 @@ class QPBO(Kind):
 
     def question(self) -> str:
         c = self.config
-        by = f" by {c['estimator']} at cost {c['cost']:g}" if c["policy"] == "latent" else ""
-        bits = f" of {c['variables']} bits" if c["variables"] else ""
+        by = f" by {self.at_cost()}" if c["policy"] == "latent" else ""
+        bits = f" of {c['variables']} bits" if c.get("variables") else ""
         return (f"What is the largest value of {self._problem()}{bits} that a policy ({c['policy']}{by}) finds in {c['steps']} "
                 f"steps of {c['batch_size']} samples?")  # fmt: skip
 
     def headline(self) -> list[tuple[str, str]]:
-        r = self.result
-        known = [("Best known", number(r["best_known"])), ("Gap", f"{r['gap']:.2%}")] if r["best_known"] is not None else []
+        r, gap = self.result, self.result.get("gap")
+        known = [("Best known", number(r.get("best_known"))), ("Gap", f"{gap:.2%}")] if gap is not None else []
         return [
-            ("Best reward", number(r["best_reward"], 8)),
+            ("Best reward", number(r.get("best_reward"), 8)),
             *known,
-            ("Mean reward of the policy", with_error(r["mean_reward"], r["mean_reward_stderr"])),
-            ("Best found after", duration(r["seconds_to_best"]).text),
+            ("Mean reward of the policy", with_error(r.get("mean_reward"), r.get("mean_reward_stderr"))),
+            ("Best found after", duration(r.get("seconds_to_best")).text),
         ]
 
     def compared(self) -> Values:
         c, r = self.config, self.result
-        latent = c["policy"] == "latent"
+        by = self.estimator_columns() if c["policy"] == "latent" else dict.fromkeys(self.estimator_columns())
         return {
             "problem": self._problem().removeprefix("the "),
-            "variables": r.get("variables", c["variables"]),
+            "variables": r.get("variables", c.get("variables")),
             "policy": c["policy"],
-            "estimator": c["estimator"] if latent else None,
-            "cost": c["cost"] if latent else None,
-            "entropy": c["entropy"],
+            **by,
+            "entropy": c.get("entropy"),
             "best reward": measured(r.get("best_reward"), None),
             "mean reward": with_error(r.get("mean_reward"), r.get("mean_reward_stderr")),
             "steps": r.get("steps"),
         }
 
     def alts(self) -> dict[str, str]:
-        best = f"; the best is {number(self.result['best_reward'], 8)}" if self.result else ""
-        return {"learning_curves": f"Mean and best reward, and entropy, against steps and seconds{best}"}
+        best = f"; the best is {number(self.result.get('best_reward'), 8)}" if self.result else ""
+        return {LEARNING_CURVES: f"Mean and best reward, and entropy, against steps and seconds{best}"}
 
     def _problem(self) -> str:
         c = self.config
-        if c["instance"]:
-            return _short(c["instance"]) + (f", problem {c['index']}" if c["index"] else "")
-        if c["reward"]:
-            return str(c["reward"])
-        return f"the random quadratic {c['instance_seed']}"
+        if c.get("instance"):
+            return _short(c["instance"]) + (f", problem {c['index']}" if c.get("index") else "")
+        return c.get("reward") or f"the random quadratic {c.get('instance_seed')}"
 
 
 def on_one_axis(rows: list[list[Any]], column: int) -> list[list[Any]]:
-    """Marks as percentages of the axis that holds all of this column's; none where there is nothing to compare with."""
+    """Marks as percentages of an axis that holds all of this column's; none where there is nothing to compare."""
     cells = [row[column] for row in rows]
     ends = [end for cell in cells if cell.marks for end in cell.marks]
     low, width = (min(ends), max(ends) - min(ends) or 1.0) if ends else (0.0, 1.0)

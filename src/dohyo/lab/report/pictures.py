@@ -1,4 +1,4 @@
-"""Pictures that a page carries within itself."""
+"""Pictures inside a page."""
 
 import base64
 import io
@@ -10,13 +10,9 @@ from xml.etree import ElementTree
 from dohyo.errors import DohyoError
 
 
-class PictureError(DohyoError):
-    """A picture is damaged; the message names its file."""
-
-
 @dataclass(frozen=True)
 class Figure:
-    """A picture as a data URI, with what to say where it cannot be seen."""
+    """A picture as a data URI, with a text for where it cannot be seen."""
 
     title: str
     alt: str
@@ -26,12 +22,12 @@ class Figure:
 
     @property
     def wide(self) -> bool:
-        """Whether it needs a row of its own: eight inches, at the resolution that dohyo draws with, or a flat one."""
+        """Whether it needs a row of its own: from eight inches at dohyo's resolution, or if it is flat."""
         return self.width >= 1200 or self.width > 1.5 * self.height
 
 
 def figure(path: Path, title: str, alt: str) -> Figure:
-    """The picture, or the .svg of the same name where that is smaller: it is sharper, but huge if it draws many points."""
+    """The picture, or the .svg of the same name where that is smaller: it is sharper, but huge if it has many points."""
     sharp = path.with_suffix(".svg")
     data, kind, size = path.read_bytes(), "png", _png_size(path)
     if sharp.is_file() and sharp.stat().st_size < len(data):
@@ -44,18 +40,19 @@ def _png_size(path: Path) -> tuple[int, int]:
 
     try:
         with Image.open(io.BytesIO(path.read_bytes()), formats=["PNG"]) as image:
-            image.load()  # reads all of it: a file that a full disk cut short has a good beginning
+            image.load()  # reads all of it: a file that a full disk cut short begins well
             return image.size
-    except (OSError, SyntaxError, ValueError) as error:
-        raise PictureError(f"{path}: is not a whole PNG picture ({error}); draw it again") from error
+    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
+        raise DohyoError(f"{path}: is not a whole PNG picture ({error}); plot it again") from error
 
 
 def _svg_size(path: Path) -> tuple[int, int]:
     try:
         root = ElementTree.fromstring(path.read_bytes())
-        box = [float(part) for part in re.split(r"[\s,]+", root.get("viewBox", "").strip())]
-        if not root.tag.endswith("svg") or len(box) != 4:
-            raise DohyoError("no viewBox")
-    except (ElementTree.ParseError, ValueError) as error:
-        raise PictureError(f"{path}: is not a whole SVG picture ({error}); draw it again") from error
-    return round(box[2] * 150 / 72), round(box[3] * 150 / 72)  # points, at the dots per inch of the PNG beside it
+    except ElementTree.ParseError as error:
+        raise DohyoError(f"{path}: is not a whole SVG picture ({error}); plot it again") from error
+    number = r"(-?\d{1,6}(?:\.\d*)?)"
+    box = re.fullmatch(rf"\s*{number}[\s,]+{number}[\s,]+{number}[\s,]+{number}\s*", root.get("viewBox", ""))
+    if not root.tag.endswith("svg") or box is None:
+        raise DohyoError(f"{path}: is not an SVG picture with a view box; plot it again")
+    return round(float(box[3]) * 150 / 72), round(float(box[4]) * 150 / 72)  # points, at the dots per inch of the PNG

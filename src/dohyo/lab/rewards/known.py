@@ -1,12 +1,12 @@
-"""Best known values, found by what a problem is and never by what its file is called."""
+"""Best known values, found by a problem's weights and never by its file's name."""
 
 import hashlib
 
 import torch
 from torch import Tensor
 
-# x'Qx of Beasley's OR-Library instances (maximisation): values of the literature, each of them reached again by tabu search.
-# The keys are those of `checksum`.
+# x'Qx of Beasley's OR-Library instances (maximisation), by `checksum`: values from the literature, each reached again by tabu
+# search.
 BEST_KNOWN: dict[str, int] = {
     "841f2bc80619801525570b72300b55ca0370dfaa9e0fb443ea483c5d045d1f71": 2098,  # bqp50.1
     "98742840effaab878a475ac7d9f1da13359fc05f8141e13613791330dffb560c": 3702,  # bqp50.2
@@ -32,14 +32,11 @@ BEST_KNOWN: dict[str, int] = {
 
 
 def checksum(weights: Tensor) -> str | None:
-    """The sha256 of a quadratic function with whole weights; None if a weight is not whole, or too large to tell.
+    """The sha256 of a quadratic function with whole weights w, upper triangular (d, d); None if a weight is not whole.
 
-    Two functions share it only if they are equal for every x: the bytes are d, then i, j, w_ij for each w_ij that is not 0
-    with i <= j, counted from zero, row by row, all as little-endian int64. So neither a file's name, nor its format, nor
-    the order of its lines matters.
-
-    Args:
-        weights: w, upper triangular, (d, d).
+    The bytes are d, then i, j, w_ij for each w_ij that is not 0 with i <= j, counted from zero, row by row, all as
+    little-endian int64. So functions share it only if they are equal for every x, and a file's name, its format and the
+    order of its lines do not matter.
     """
     whole = weights.long()
     if weights.is_floating_point() and not (bool((whole == weights).all()) and bool((weights.abs() < 2**53).all())):
@@ -48,8 +45,3 @@ def checksum(weights: Tensor) -> str | None:
     entries = torch.stack([i, j, whole[i, j]], 1)
     head = torch.tensor([len(weights)])
     return hashlib.sha256(torch.cat([head, entries.flatten()]).numpy().astype("<i8").tobytes()).hexdigest()
-
-
-def best_known(weights: Tensor) -> int | None:
-    """The best known value of the function with these weights, None where none is known."""
-    return BEST_KNOWN.get(checksum(weights) or "")

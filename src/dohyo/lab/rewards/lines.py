@@ -1,4 +1,4 @@
-"""Text files of numbers, read line by line with errors that say where."""
+"""Text files of numbers, read line by line with errors that say where they are."""
 
 import math
 import re
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from dohyo.errors import DohyoError
 
-LARGEST = 20_000  # variables: the weights are kept as a dense matrix, 3 GB at this size
+LARGEST = 20_000  # variables: the weights are a dense matrix, 3 GB at this size
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")  # 18 digits fit into 64 bits
 
 
 class Lines:
-    """The lines of a file that are not blank, each with its number, and a place among them.
+    """The lines of a file that are not blank, with their numbers, and a position among them.
 
     Args:
         comment: Lines that begin with this are left out.
@@ -28,34 +28,34 @@ class Lines:
         self._place = 0
         if not self._lines:
             raise DohyoError(f"{self.path}: the file is empty")
+        self.first = self._lines[0][1]
 
     def __len__(self) -> int:
         """How many lines are left."""
         return len(self._lines) - self._place
 
-    @property
-    def first(self) -> str:
-        """The first line of all."""
-        return self._lines[0][1]
-
-    def next(self, wanted: str) -> list[str]:
-        """The words of the next line; `wanted` is what an error says should stand there."""
+    def next(self, wanted: str, count: int | None = None) -> list[str]:
+        """The words of the next line, which should be `wanted` and have `count` words."""
         if not len(self):
             raise DohyoError(f"{self.path}: the file ends after line {self._lines[-1][0]}, where {wanted} should come")
         self._place += 1
-        return self._lines[self._place - 1][1].split()
+        words = self._lines[self._place - 1][1].split()
+        if count is not None and len(words) != count:
+            form = ", three numbers i j w" if count == 3 else ""
+            self.refuse(f"here {wanted} should come{form}; this line is {self.shown()}")
+        return words
 
     @property
     def number(self) -> int:
-        """Of the line read last, from one."""
+        """The number of the line read last, from one."""
         return self._lines[self._place - 1][0]
 
     def refuse(self, reason: str) -> NoReturn:
-        """The ValueError for the line read last."""
+        """Raise the error for the line read last."""
         raise DohyoError(f"{self.path}, line {self.number}: {reason}")
 
     def shown(self) -> str:
-        """The line read last, for an error."""
+        """The line read last, for an error message."""
         return _short(self._lines[self._place - 1][1].strip())
 
     def whole(self, word: str, what: str, least: int, most: int) -> int:
@@ -68,7 +68,7 @@ class Lines:
         return value
 
     def weight(self, word: str) -> int | float:
-        """A finite number; an int where it is written as one."""
+        """A finite number; an int if it is written as one."""
         if _WHOLE.fullmatch(word):
             return int(word)
         if word.lstrip("+-").isdecimal():
@@ -76,19 +76,14 @@ class Lines:
         try:
             value = float(word) if "_" not in word else math.nan
         except ValueError:
-            self.refuse(f"the weight is {_short(word)}; it must be a number")
+            value = math.nan
         if not math.isfinite(value):
             self.refuse(f"the weight is {_short(word)}; it must be a finite number")
         return value
 
 
 class Entries:
-    """Weights of pairs, each given once, as lines `i j w` name them.
-
-    Args:
-        variables: d.
-        origin: The number of the first variable, 0 or 1.
-    """
+    """Weights of pairs of `variables` variables, from lines `i j w`; `origin` is the number of the first variable, 0 or 1."""
 
     def __init__(self, lines: Lines, variables: int, origin: int) -> None:
         self.lines, self.variables, self.origin = lines, variables, origin
@@ -96,10 +91,8 @@ class Entries:
         self._values: list[int | float] = []
 
     def read(self, wanted: str) -> tuple[int, int]:
-        """Take one line; the pair it names, smaller first, counted from zero."""
-        lines, words = self.lines, self.lines.next(wanted)
-        if len(words) != 3:
-            lines.refuse(f"here {wanted} should come, three numbers i j w; this line is {lines.shown()}")
+        """Read one line; the pair in it, smaller number first, counted from zero."""
+        lines, words = self.lines, self.lines.next(wanted, 3)
         last = self.variables - 1 + self.origin
         i, j = (lines.whole(word, "a variable's number", self.origin, last) - self.origin for word in words[:2])
         pair = (i, j) if i <= j else (j, i)
@@ -126,14 +119,13 @@ def _text(path: Path) -> str:
         raise DohyoError(f"{path}: there is no such file")
     try:
         raw = path.read_bytes()
+        text = raw.decode("utf-8-sig")
     except OSError as error:
         raise DohyoError(f"{path}: cannot be read ({error.strerror}); give the path of a text file") from error
-    try:
-        if b"\0" in raw:
-            raise DohyoError("it holds zero bytes")
-        text = raw.decode("utf-8-sig")
-    except ValueError as error:
-        raise DohyoError(f"{path}: this is no text file; unpack it if it is an archive") from error
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise DohyoError(f"{path}: this is not a text file; unpack it if it is an archive")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -1,20 +1,20 @@
-"""Climbing by single flips: a reference for policies, no part of them."""
+"""Climbing by single flips: a reference for policies, not part of them."""
 
 import torch
 from torch import Tensor
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, whole
 from dohyo.lab.rewards.quadratic import Quadratic
 from dohyo.lab.rewards.reward import Reward
 
 
 @torch.no_grad()
 def polish(reward: Reward, x: Tensor) -> Tensor:
-    """Each x after 1-flip local search: the best single flip again and again, until none helps.
+    """Each x after 1-flip local search: the best single flip, until none helps.
 
     Args:
-        reward: A `Quadratic`, whose gains from all d flips take O(d) to bring up to date after a flip.
-        x: (n, d), left as it is; the result has its dtype.
+        reward: A `Quadratic`, for which the gains of all d flips are updated in O(d) after a flip.
+        x: (n, d), not changed; the result has its dtype.
 
     References:
         Merz and Freisleben, Greedy and local search heuristics for unconstrained binary quadratic programming (2002).
@@ -37,7 +37,7 @@ def polish(reward: Reward, x: Tensor) -> Tensor:
         active, flip = active[keep], flip[keep]
         own = bits[active]
         was = own.gather(1, flip[:, None])
-        # Flipping bit k up adds w_kj to the slope of every j, down takes it away; a slope counts as gain where x_j = 0.
+        # Flipping bit k up adds w_kj to the slope of every j, down subtracts it; the slope is the gain where x_j = 0.
         change = torch.where(own == was, pairs[flip], -pairs[flip])
         gain[active] += change
         gain[active, flip] *= -1
@@ -55,6 +55,4 @@ def descent(reward: Reward, starts: int, generator: torch.Generator | None = Non
         >>> bool((reward.gain(found) <= 0).all())
         True
     """
-    if starts < 1:
-        raise DohyoError(f"starts is {starts}; it must be at least 1")
-    return polish(reward, torch.randint(2, (starts, reward.variables), generator=generator))
+    return polish(reward, torch.randint(2, (whole("starts", starts), reward.variables), generator=generator))

@@ -1,4 +1,4 @@
-"""Quadratic functions of bits, computed exactly."""
+"""Quadratic functions of bits, computed without rounding if the weights are whole."""
 
 from functools import cached_property
 from typing import Any
@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dohyo.errors import DohyoError
-from dohyo.lab.rewards.known import best_known
+from dohyo.errors import DohyoError, reporting
+from dohyo.lab.rewards.known import BEST_KNOWN, checksum
 from dohyo.lab.rewards.lines import LARGEST
 from dohyo.lab.rewards.reward import Reward
 
-_EXACT = 2.0**52  # float64 holds whole numbers up to 2^53; the rest is for rounding in the test itself
+_EXACT = 2.0**52  # float64 holds whole numbers up to 2^53; the margin is for rounding in the test itself
 _LARGEST = 2.0**62  # likewise for int64
-_SPLIT = 24  # bits of the lower part: summed over 20,000 variables it stays below 2^52, and so does the upper one
+_SPLIT = 24  # bits of the lower part: sums over 20,000 variables stay below 2^52 in it, and in the upper one
 
 
 class Quadratic(Reward):
@@ -23,15 +23,16 @@ class Quadratic(Reward):
     .. math:: R(x) = x^\top M x = \sum_i w_i x_i + \sum_{i<j} w_{ij} x_i x_j,
               \qquad w_i = M_{ii}, \quad w_{ij} = M_{ij} + M_{ji}
 
-    A symmetric M counts each off-diagonal entry twice, as the OR-Library does; an upper triangular one holds w itself.
-    Any square matrix will do: only the w matter.
+    Any square matrix will do: only the w matter. A symmetric M counts each off-diagonal entry twice, as the OR-Library does;
+    an upper triangular one holds w itself.
 
     Args:
-        matrix: M, (d, d). Integers give int64 rewards, without rounding for any size; other numbers give float64.
-        name: What to call it.
+        matrix: M, (d, d). Integers give int64 rewards, without rounding at any size; other numbers give float64.
+        name: For messages and tables.
 
     Attributes:
         weights: w as an upper triangular (d, d), int64 or float64, on the CPU.
+        tolerance: Differences of rewards up to this are rounding; 0 for whole numbers.
 
     References:
         Boros and Hammer, Pseudo-Boolean optimization (2002); Beasley, OR-Library (1990).
@@ -43,11 +44,9 @@ class Quadratic(Reward):
     """
 
     def __init__(self, matrix: Any, name: str = "quadratic") -> None:
-        try:
-            # By way of NumPy, which reads lists of floats in double precision.
+        with reporting(f"the matrix of {name} is not an array of numbers ({{}}); give a (d, d) tensor or array"):
+            # Through NumPy, which reads lists of floats in double precision.
             matrix = matrix.detach().cpu() if isinstance(matrix, Tensor) else torch.from_numpy(np.array(matrix))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise DohyoError(f"the matrix of {name} is no array of numbers ({error}); give a (d, d) tensor or array") from error
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) == 0 or matrix.is_complex():
             raise DohyoError(f"the matrix of {name} is {matrix.dtype} {tuple(matrix.shape)}; it must be real and square, (d, d)")
         self.name = name
@@ -56,22 +55,15 @@ class Quadratic(Reward):
         total = _total(matrix, name)
         matrix = matrix.to(torch.int64 if whole else torch.float64)
         self.weights = matrix.triu() + matrix.tril(-1).T
-        self._tolerance = 0.0 if whole else 1e-12 * total
-        if whole and total > _EXACT:
-            parts = [self.weights >> _SPLIT, self.weights & (2**_SPLIT - 1)]
-        else:
-            parts = [self.weights]
+        self.tolerance = 0.0 if whole else 1e-12 * total
+        large = whole and total > _EXACT
+        parts = [self.weights >> _SPLIT, self.weights & (2**_SPLIT - 1)] if large else [self.weights]
         self._parts = [part.double() for part in parts]
 
     @cached_property
     def maximum(self) -> float | int | None:
-        """The best known value, found by what the weights are; None where none is known."""
-        return best_known(self.weights)
-
-    @property
-    def tolerance(self) -> float:
-        """Differences of rewards below this are rounding: 0 for whole numbers."""
-        return self._tolerance
+        """The best known value for these weights, or None."""
+        return BEST_KNOWN.get(checksum(self.weights) or "")
 
     def __call__(self, x: Tensor) -> Tensor:
         self.check(x)
@@ -79,7 +71,7 @@ class Quadratic(Reward):
         return self._joined([((bits @ part) * bits).sum(-1) for part in self._on(x.device)])
 
     def gain(self, x: Tensor) -> Tensor:
-        """(n, d): what R(x) gains by flipping each bit alone, as exact as R itself."""
+        """(n, d): the change of R(x) if that bit alone is flipped, as exact as R itself."""
         self.check(x)
         bits = x.detach().double()
         linear, pairs = self.weights.diagonal().to(x.device), []
@@ -89,24 +81,16 @@ class Quadratic(Reward):
         slope = linear + self._joined(pairs)
         return torch.where(bits > 0, -slope, slope)
 
-    def to(self, device: torch.device | str) -> "Quadratic":
-        """Keep the weights on `device` from now on; a call moves them by itself where x is elsewhere."""
-        self._parts = [part.to(device) for part in self._parts]
-        return self
-
     def _on(self, device: torch.device) -> list[Tensor]:
-        if self._parts[0].device != device:
-            self.to(device)
+        self._parts = [part.to(device) for part in self._parts]  # they stay where the last x was
         return self._parts
 
     def _joined(self, values: list[Tensor]) -> Tensor:
-        """Products with all parts -> the product with the weights."""
+        """The product with the weights, from the products with their parts."""
         if self.weights.is_floating_point():
             return values[0]
-        if len(values) == 1:
-            return values[0].long()
-        high, low = values
-        return (high.long() << _SPLIT) + low.long()
+        *high, low = (value.long() for value in values)
+        return (high[0] << _SPLIT) + low if high else low
 
 
 def random_qpbo(variables: int, seed: int) -> Quadratic:
@@ -123,7 +107,7 @@ def random_qpbo(variables: int, seed: int) -> Quadratic:
         0.0
     """
     if not 1 <= variables <= LARGEST:
-        raise DohyoError(f"variables is {variables}; it must be from 1 to {LARGEST:,}: the weights are kept as a dense matrix")
+        raise DohyoError(f"variables is {variables}; it must be from 1 to {LARGEST:,}: the weights are a dense matrix")
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(variables, variables, generator=generator, dtype=torch.float64)
     return Quadratic((2 * uniform - 1).triu(), name=f"random QPBO of {variables} variables, seed {seed}")
@@ -144,7 +128,7 @@ def max_cut(edges: Any, name: str = "max-cut") -> Quadratic:
     """
     once = Quadratic(edges, name).weights  # checked, and in one triangle
     if bool(once.diagonal().any()):
-        raise DohyoError(f"an edge of {name} joins a node with itself, which no cut can part; set the diagonal to zero")
+        raise DohyoError(f"an edge of {name} joins a node with itself, which no cut can separate; set the diagonal to zero")
     _total(once, name, times=4)
     return Quadratic((once.sum(0) + once.sum(1)).diag() - 2 * once, name)
 

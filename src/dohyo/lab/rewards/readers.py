@@ -1,6 +1,6 @@
-"""Files of quadratic problems: the OR-Library's, D-Wave's .qubo, and the Gset's graphs.
+"""Files of quadratic problems: the OR-Library's bqp, D-Wave's .qubo, and the Gset's graphs.
 
-What is wrong with a file is said in a ValueError of one line that names the file and the line.
+An error in a file is reported in one line that names the file and the line.
 """
 
 from pathlib import Path
@@ -10,82 +10,58 @@ from dohyo.lab.rewards.lines import LARGEST, Entries, Lines
 from dohyo.lab.rewards.quadratic import Quadratic, max_cut
 
 
-def read_bqp(path: Path | str, index: int | None = None) -> Quadratic:
-    r"""A problem of the OR-Library's bqp text format.
+def load(path: Path | str, index: int | None = None) -> Quadratic:
+    r"""A reward from a file. Its first line decides the format, and the ending .qubo:
 
-    .. math:: R(x) = x^\top Q x = \sum_i q_{ii} x_i + 2 \sum_{i<j} q_{ij} x_i x_j
+    - One number: the OR-Library's bqp. The number of problems, then for each of them `n nonzeros` and as many lines `i j q_ij`,
+      counted from one. R(x) = x'Qx, where one triangle of the symmetric Q is given, so off-diagonal entries count twice.
+    - Two numbers: a graph of the Gset for Max-Cut. `n m`, then m lines `i j w`, one for each edge, counted from one. R(x) is the
+      weight of the cut, the same for x and 1 - x.
+    - `c` or `p`: the .qubo of D-Wave's qbsolv. `c ...` for comments, `p qubo 0 maxNodes nNodes nCouplers`, then nNodes lines
+      `i i q_ii` and nCouplers lines `i j q_ij`, counted from zero. **The format is one of minimisation: the reward is minus
+      the energy** of the file. Each pair counts once, and nodes without a line have weight 0.
 
-    The file says how many problems there are; then for each `n nonzeros` and as many lines `i j q_ij`, counted from one.
-    One triangle of the symmetric Q is given, the other follows, so that off-diagonal entries count twice.
+    A problem whose best value is known is recognised by its weights, under any file name and in any of the formats.
 
     Args:
-        index: Which of the problems, from one; needed where there are several.
+        index: Which of the file's problems, from one; needed if there are several.
 
     References:
-        Beasley, OR-Library: distributing test problems by electronic mail (1990); its bqp files are from 1998.
+        Beasley, OR-Library: distributing test problems by electronic mail (1990); its bqp files are from 1998. Helmberg and
+        Rendl, A spectral bundle method for semidefinite programming (2000), for the Gset. Booth, Reinhardt and Roy,
+        Partitioning optimization problems for hybrid classical/quantum execution (D-Wave 2017), for .qubo.
 
     Example:
         >>> import tempfile, torch
-        >>> path = Path(tempfile.mkdtemp()) / "two.txt"
-        >>> _ = path.write_text("2\n2 2\n1 1 3\n1 2 -4\n3 1\n2 3 7\n")
-        >>> read_bqp(path, index=1)(torch.tensor([[1, 0], [1, 1]]))
+        >>> path = Path(tempfile.mkdtemp()) / "problem.txt"
+        >>> _ = path.write_text("1\n2 2\n1 1 3\n1 2 -4\n")
+        >>> load(path)
+        Quadratic('problem.txt', variables=2)
+        >>> load(path)(torch.tensor([[1, 0], [1, 1]]))
         tensor([ 3, -5])
-    """
-    return bqp(Lines(path), index)
-
-
-def read_qubo(path: Path | str) -> Quadratic:
-    r"""A problem of the .qubo format of D-Wave's qbsolv, with its sign changed.
-
-    .. math:: R(x) = -E(x), \qquad E(x) = \sum_i q_{ii} x_i + \sum_{i<j} q_{ij} x_i x_j
-
-    **The format is one of minimisation: E is the file's energy, and the reward to maximise is minus the energy.** The
-    lines are `c ...` for comments, `p qubo 0 maxNodes nNodes nCouplers`, then nNodes lines `i i q_ii` and nCouplers lines
-    `i j q_ij`, counted from zero, in any order. Each pair is given once and counts once, unlike in the OR-Library. Nodes
-    below maxNodes without a line have weight 0.
-
-    References:
-        Booth, Reinhardt and Roy, Partitioning optimization problems for hybrid classical/quantum execution (D-Wave 2017).
-
-    Example:
-        >>> import tempfile, torch
-        >>> path = Path(tempfile.mkdtemp()) / "small.qubo"
         >>> _ = path.write_text("c a comment\np qubo 0 2 2 1\n0 0 3\n1 1 -5\n0 1 2\n")
-        >>> read_qubo(path)(torch.tensor([[1, 0], [0, 1], [1, 1]]))
+        >>> load(path)(torch.tensor([[1, 0], [0, 1], [1, 1]]))
         tensor([-3,  5,  0])
     """
-    return qubo(Lines(path, comment="c"))
+    lines = Lines(path)
+    words = lines.first.split()
+    if lines.path.suffix.lower() == ".qubo" or lines.first.startswith("c") or words[0] == "p":
+        _chosen(lines, 1, index)
+        return _qubo(Lines(path, comment="c"))
+    if len(words) == 1:
+        return _bqp(lines, index)
+    if len(words) == 2:
+        _chosen(lines, 1, index)
+        return _gset(lines)
+    raise DohyoError(
+        f"{lines.path}, line 1: the first line has {len(words)} words; it must be the number of problems (OR-Library bqp), "
+        "'n m' (Gset graph) or 'p qubo 0 maxNodes nNodes nCouplers' (.qubo)"
+    )
 
 
-def read_gset(path: Path | str) -> Quadratic:
-    r"""A Max-Cut problem: a weighted graph in the format of the Gset.
-
-    .. math:: R(x) = \sum_{i<j} w_{ij}\, [x_i \ne x_j]
-
-    The first line is `n m`, then m lines `i j w` follow, one for each edge, counted from one. The reward is the weight of
-    the cut, the same for x and 1 - x.
-
-    References:
-        Helmberg and Rendl, A spectral bundle method for semidefinite programming (2000); Rinaldi's generator rudy.
-
-    Example:
-        >>> import tempfile, torch
-        >>> path = Path(tempfile.mkdtemp()) / "path.txt"
-        >>> _ = path.write_text("3 2\n1 2 1\n2 3 4\n")
-        >>> read_gset(path)(torch.tensor([[0, 0, 1], [0, 1, 0]]))
-        tensor([4, 5])
-    """
-    return gset(Lines(path))
-
-
-def bqp(lines: Lines, index: int | None) -> Quadratic:
-    """See `read_bqp`."""
-    words = lines.next("the number of problems")
-    if len(words) != 1:
-        lines.refuse(f"the first line must be the number of problems alone; it is {lines.shown()}")
-    count = lines.whole(words[0], "the number of problems", 1, 1_000_000)
-    wanted = chosen(lines, count, index)
-    matrices = {}
+def _bqp(lines: Lines, index: int | None) -> Quadratic:
+    count = lines.whole(lines.next("the number of problems")[0], "the number of problems", 1, 1_000_000)
+    wanted = _chosen(lines, count, index)
     for problem in range(1, count + 1):
         variables, nonzeros = _sizes(lines, f"problem {problem} of {count}", "n nonzeros", loops=True)
         entries = Entries(lines, variables, origin=1)
@@ -93,17 +69,16 @@ def bqp(lines: Lines, index: int | None) -> Quadratic:
             what = f"entry {entry} of {nonzeros} of problem {problem}"
             if problem == wanted:
                 entries.read(what)
-            elif len(lines.next(what)) != 3:
-                lines.refuse(f"here {what} should come, three numbers i j q; this line is {lines.shown()}")
+            else:
+                lines.next(what, 3)
         if problem == wanted:
-            matrices[problem] = entries.matrix()
+            matrix = entries.matrix()
     _finished(lines, "the last problem")
-    weights = matrices[wanted] + matrices[wanted].triu(1)  # q_ij stands for q_ji too
-    return Quadratic(weights, lines.path.name if count == 1 else f"{lines.path.name}, problem {wanted}")
+    # q_ij stands for q_ji too
+    return Quadratic(matrix + matrix.triu(1), lines.path.name if count == 1 else f"{lines.path.name}, problem {wanted}")
 
 
-def qubo(lines: Lines) -> Quadratic:
-    """See `read_qubo`."""
+def _qubo(lines: Lines) -> Quadratic:
     form = "p qubo 0 maxNodes nNodes nCouplers"
     words = lines.next(f"the line {form!r}")
     if len(words) != 6 or words[:2] != ["p", "qubo"]:
@@ -111,37 +86,33 @@ def qubo(lines: Lines) -> Quadratic:
     variables = lines.whole(words[3], "maxNodes", 1, LARGEST)
     nodes = lines.whole(words[4], "nNodes", 0, variables)
     couplers = lines.whole(words[5], "nCouplers", 0, variables * (variables - 1) // 2)
-    declared = lines.number
-    entries = Entries(lines, variables, origin=0)
-    on_diagonal = 0
-    read = 0
+    declared, entries = lines.number, Entries(lines, variables, origin=0)
+    pairs = []
     while len(lines):
-        i, j = entries.read("a node or a coupler")
-        on_diagonal += i == j
-        read += 1
-    for what, said, came in (("nodes", nodes, on_diagonal), ("couplers", couplers, read - on_diagonal)):
+        pairs.append(entries.read("a node or a coupler"))
+    on_diagonal = sum(i == j for i, j in pairs)
+    for what, said, came in (("nodes", nodes, on_diagonal), ("couplers", couplers, len(pairs) - on_diagonal)):
         if said != came:
             raise DohyoError(f"{lines.path}: line {declared} says {said} {what}, but {came} lines give one")
     return Quadratic(-entries.matrix(), lines.path.name)
 
 
-def gset(lines: Lines) -> Quadratic:
-    """See `read_gset`."""
+def _gset(lines: Lines) -> Quadratic:
     variables, edges = _sizes(lines, "the graph", "n m", loops=False)
     entries = Entries(lines, variables, origin=1)
     for edge in range(1, edges + 1):
         i, j = entries.read(f"edge {edge} of {edges}")
         if i == j:
             lines.refuse(
-                f"an edge from node {i + 1} to itself; if this is a quadratic problem and no graph, "
+                f"an edge from node {i + 1} to itself; if this is a quadratic problem and not a graph, "
                 "write a first line with the number of problems, 1, as the OR-Library does"
             )
     _finished(lines, f"edge {edges}")
     return max_cut(entries.matrix(), lines.path.name)
 
 
-def chosen(lines: Lines, count: int, index: int | None) -> int:
-    """The problem that `index` means in a file of `count`, from one."""
+def _chosen(lines: Lines, count: int, index: int | None) -> int:
+    """The number of the problem that `index` selects in a file of `count`, from one."""
     if index is None and count > 1:
         raise DohyoError(f"{lines.path}: the file holds {count} problems; choose one with index (--index) from 1 to {count}")
     if index is not None and not 1 <= index <= count:
@@ -150,10 +121,8 @@ def chosen(lines: Lines, count: int, index: int | None) -> int:
 
 
 def _sizes(lines: Lines, what: str, form: str, loops: bool) -> tuple[int, int]:
-    """The line that says how many variables and how many entries there are."""
-    words = lines.next(f"the line {form!r} of {what}")
-    if len(words) != 2:
-        lines.refuse(f"here the line {form!r} of {what} should come; this line is {lines.shown()}")
+    """The numbers of variables and of entries, from the line that gives them."""
+    words = lines.next(f"the line {form!r} of {what}", 2)
     variables = lines.whole(words[0], "n", 1, LARGEST)
     pairs = variables * (variables + 1 if loops else variables - 1) // 2
     return variables, lines.whole(words[1], form.split()[1], 0, pairs)

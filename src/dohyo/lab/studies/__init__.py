@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.studies.clipping import Clipping
 from dohyo.lab.studies.convergence import Convergence
 from dohyo.lab.studies.estimates import Estimates
 from dohyo.lab.studies.funnel import Funnel
 from dohyo.lab.studies.qpbo import Policies
-from dohyo.lab.studies.study import Conclusion, Picture, Study, StudyConfig, Table, reproduce
+from dohyo.lab.studies.study import Study, StudyConfig, reproduce
 from dohyo.lab.studies.table1 import Table1
 
 __all__ = ["STUDIES", "Conclusion", "Picture", "Study", "StudyConfig", "Table", "reproduce"]

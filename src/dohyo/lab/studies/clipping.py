@@ -1,4 +1,4 @@
-"""What clipping of theta's gradient does to SUMO: the figure of the paper's appendix."""
+"""What clipping theta's gradient does to SUMO: the figure of the paper's appendix."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,10 +6,15 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dohyo.errors import DohyoError
+from dohyo.estimators import SUMO
 from dohyo.lab.experiments.density import DensityConfig
+from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.clipping import plot_clipping
-from dohyo.lab.studies.replicas import SHARED_K, Contrast, all_below, listed, train_replicas
-from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
+from dohyo.lab.studies.runs import SHARED_K, train_replicas
+from dohyo.lab.studies.study import Advance, Cell, Row, Study, StudyConfig, save_picture
+from dohyo.lab.studies.verdicts import Contrast, all_below, listed
+from dohyo.lab.training.loop import Diverged
+from dohyo.objectives import Encoder
 
 NONE = "none"  # no clipping
 _IWAE = "iwae"
@@ -23,18 +28,18 @@ class ClippingConfig(StudyConfig):
     Attributes:
         data: What is trained on: mnist, digits, omniglot, or a file.
         cost: Expected log-weights for each image in a step.
-        encoder: What phi follows: variance, as in the paper, dreg or iwae.
-        norms: The most that the norm of theta's gradient may be; training without clipping is always added.
+        encoder: What phi follows; variance is the paper's.
+        norms: The largest norms of theta's gradient; training without clipping is always added.
         hidden: Units in each hidden layer.
         latent: Latent dimensions.
-        epochs: The most; training ends before if nothing is gained for 300.
+        epochs: At most; training ends earlier if nothing is gained for 300.
         test_terms: The test NLL is by IWAE with this many terms.
-        replicas: Runs at each norm, with seeds of their own.
+        replicas: Runs at each norm, with seeds of their own; two or more, for a spread.
     """
 
     data: str = "mnist"
     cost: float = 15.0
-    encoder: str = "variance"
+    encoder: Encoder = "variance"
     norms: tuple[float, ...] = (1, 5, 10, 20, 40, 60, 100, 200, 500)
     hidden: int = 200
     latent: int = 50
@@ -43,10 +48,10 @@ class ClippingConfig(StudyConfig):
     replicas: int = 3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.norms) < 2 or list(self.norms) != sorted(set(self.norms)) or self.norms[0] <= 0:
             raise DohyoError(f"norms are {self.norms}; give two or more positive numbers that rise")
-        if self.replicas < 2:
-            raise DohyoError(f"replicas is {self.replicas}; there must be at least 2, for a spread")
+        self._at_least(replicas=2)
 
 
 class Clipping(Study[ClippingConfig]):
@@ -62,21 +67,12 @@ class Clipping(Study[ClippingConfig]):
     SCALES = {  # noqa: RUF012
         "smoke": ClippingConfig(data="digits", cost=6, norms=(0.1, 5), hidden=32, latent=8, epochs=1, test_terms=20, replicas=2),
         "small": ClippingConfig(
-            data="digits",
-            norms=(0.01, 0.1, 0.5, 1, 1.5, 2, 5, 10, 20),
-            hidden=64,
-            latent=16,
-            epochs=40,
-            test_terms=200,
-            replicas=4,
+            data="digits", norms=(0.01, 0.1, 0.5, 1, 1.5, 2, 5, 10, 20), hidden=64, latent=16,
+            epochs=40, test_terms=200, replicas=4,
         ),
         "paper": ClippingConfig(),
-    }
+    }  # fmt: skip
     picks = ("norm",)
-
-    @property
-    def seeds(self) -> list[int]:
-        return [self.config.seed + i for i in range(self.config.replicas)]
 
     def cells(self) -> dict[str, Cell]:
         c = self.config
@@ -94,31 +90,20 @@ class Clipping(Study[ClippingConfig]):
         config = DensityConfig(**options, clip_decoder=None if norm == NONE else norm, device=self.config.device)
         try:
             return train_replicas(config, folder, advance)
-        except ValueError as error:
-            if "training diverged" not in str(error):
-                raise
-            return {"diverged": str(error)}  # a result, too
+        except Diverged as error:
+            return {"diverged": str(error)}  # this is a result, too
 
     def _trained(self, cells: dict[str, Cell]) -> dict[str, Cell]:
         """The results of SUMO by norm, in order, without those that diverged."""
-        names = {options["norm"]: name for name, options in self.cells().items() if "norm" in options}
-        return {
-            norm if norm == NONE else f"{norm:g}": cells[name]
-            for norm, name in names.items()
-            if name in cells and "test_nll" in cells[name]
-        }
+        names = [name for name, options in self.cells().items() if "norm" in options and "test_nll" in cells.get(name, {})]
+        return {name.removeprefix("norm_"): cells[name] for name in names}
 
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
         conclusions, found = [], self._trained(cells)
         diverged = f"norm_{NONE}" in cells and NONE not in found
-        whole = all(name in cells for name in self.cells())
-        if whole:
-            conclusions += [
-                self._without(found, diverged),
-                self._full(found),
-                *self._beside_iwae(found, cells.get(_IWAE, {}), diverged),
-            ]
-        rows: list[list[str | float | None]] = [[f"SUMO, {norm}", *_numbers(cell)] for norm, cell in found.items()]
+        if all(name in cells for name in self.cells()):
+            conclusions = [self._without(found, diverged), self._full(found), *self._beside_iwae(found, cells[_IWAE], diverged)]
+        rows: list[Row] = [[f"SUMO, {norm}", *_numbers(cell)] for norm, cell in found.items()]
         rows += [["IWAE, 10", *_numbers(cells[_IWAE])]] if "test_nll" in cells.get(_IWAE, {}) else []
         note = (
             f"sd is over {self.config.replicas} replicas; {self.config.epochs} epochs at most. SUMO's encoder follows "
@@ -127,7 +112,8 @@ class Clipping(Study[ClippingConfig]):
         if diverged:
             note += f" Without clipping: {cells[f'norm_{NONE}']['diverged']}"
         columns = ["clip norm", "test NLL", "sd", "steps clipped", "epochs"]
-        title = f"Test NLL on {self.config.data} at cost {self.config.cost:g}, by IWAE with {self.config.test_terms} terms"
+        cost = f"cost {self.config.cost:g} (SUMO's expected cost is {SUMO.at_cost(self.config.cost).expected_cost:.4g})"
+        title = f"Test NLL on {self.config.data} at {cost}, by IWAE with {self.config.test_terms} terms"
         return conclusions, [Table(title, columns, rows, note)]
 
     def _without(self, found: dict[str, Cell], diverged: bool) -> Conclusion:
@@ -140,12 +126,13 @@ class Clipping(Study[ClippingConfig]):
         return Conclusion(claim, paper, text, holds)
 
     def _full(self, found: dict[str, Cell]) -> Conclusion:
-        """The norms that clip every step against those that clip some; a small norm may also be slow, so all are looked at."""
+        """The norms that clip every step against those that clip some. A small norm may also be slow, so all are compared."""
         shares = {norm: fmean(cell["clipped_decoder"]) for norm, cell in found.items()}
         full = [norm for norm, share in shares.items() if share > _EVERY]
         some = [norm for norm, share in shares.items() if norm != NONE and share <= _EVERY]
-        known = full and some
-        text, holds = _ends(found, full, some) if known else ("no norm clips every step, or none clips only some", None)
+        text, holds = "no norm clips every step, or none clips only some", None
+        if full and some:
+            text, holds = _ends(found, full, some)
         claim = "Clipping every step is worse than clipping some, at any norm"
         return Conclusion(claim, "says that neither full nor no clipping is desirable", text, holds)
 
@@ -157,19 +144,18 @@ class Clipping(Study[ClippingConfig]):
         contrasts = {f"clipped at {best}": Contrast.of((1, found[best]["test_nll"]), (-1, iwae["test_nll"]))}
         if not diverged:
             contrasts["without clipping"] = Contrast.of((1, found[NONE]["test_nll"]), (-1, iwae["test_nll"]))
-        worse = True if diverged else all_below([_minus(contrasts["without clipping"])])
+        worse = diverged or all_below([-contrasts["without clipping"]])
         # The norm was chosen: the interval is that of all norms together.
         clipped = contrasts[f"clipped at {best}"]
         behind = clipped.mean > clipped.half(len(found))
         holds = False if worse is False or behind else True if worse else None
-        text = f"SUMO's NLL less IWAE's at the same cost: {listed(contrasts)}" + (
-            ", diverged without clipping" if diverged else ""
-        )
+        without = ", diverged without clipping" if diverged else ""
+        text = f"SUMO's NLL less IWAE's at the same cost: {listed(contrasts)}{without}"
         claim = "Without clipping SUMO trains worse models than IWAE; clipped it is not behind"
         paper = "poor beside IWAE because of its variance; clipping makes it competitive"
         return [Conclusion(claim, paper, text, holds)]
 
-    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+    def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         found = self._trained(cells)
         if len(found) < 2:
             return []
@@ -181,9 +167,8 @@ class Clipping(Study[ClippingConfig]):
         }
         iwae = cells.get(_IWAE, {}).get("test_nll")
         figure, numbers = plot_clipping(curve, (fmean(iwae), stdev(iwae)) if iwae else None)
-        title = (
-            f"Test NLL against the clip norm and the share of clipped steps, on {self.config.data} at cost {self.config.cost:g}"
-        )
+        c = self.config
+        title = f"Test NLL against the clip norm and the share of clipped steps, on {c.data} at cost {c.cost:g}"
         alt = (
             "Two plots of SUMO's test NLL with the spread of its replicas: against the clip norm, at last without clipping, and "
             "against the share of the steps that are clipped. A band shows IWAE at the same cost."
@@ -192,7 +177,7 @@ class Clipping(Study[ClippingConfig]):
 
 
 def _ends(found: dict[str, Cell], ends: list[str], others: list[str]) -> tuple[str, bool | None]:
-    """Whether each of the ends is worse than one of the others, False if one is better than all; at 95% for all pairs."""
+    """Whether each of the ends is worse than one of the others; False if one is better than all. At 95% for all pairs."""
     pairs = {(e, o): Contrast.of((1, found[e]["test_nll"]), (-1, found[o]["test_nll"])) for e in ends for o in others}
     worse = all(any(pairs[e, o].mean > pairs[e, o].half(len(pairs)) for o in others) for e in ends)
     better = any(all(pairs[e, o].mean < -pairs[e, o].half(len(pairs)) for o in others) for e in ends)
@@ -203,10 +188,6 @@ def _ends(found: dict[str, Cell], ends: list[str], others: list[str]) -> tuple[s
     return text, True if worse else False if better else None
 
 
-def _minus(contrast: Contrast) -> Contrast:
-    return Contrast(-contrast.mean, contrast.stderr, contrast.degrees)
-
-
-def _numbers(cell: Cell) -> list[str | float | None]:
+def _numbers(cell: Cell) -> Row:
     nll = cell["test_nll"]
     return [round(fmean(nll), 3), round(stdev(nll), 3), f"{fmean(cell['clipped_decoder']):.1%}", max(cell["epochs"])]

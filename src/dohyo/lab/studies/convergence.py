@@ -9,13 +9,14 @@ from torch import Tensor
 
 from dohyo.contract import bound
 from dohyo.errors import DohyoError
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
 from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.convergence import plot_cross_terms, plot_rates
 from dohyo.lab.studies.convergence_findings import MOMENTS, Findings
 from dohyo.lab.studies.differences import SERIES, cross_moments, second_moments
 from dohyo.lab.studies.runs import trained
-from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
+from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.studies.toy import Toy, toy_data
 from dohyo.lab.training.processes import launch
 from dohyo.packing import rows
@@ -29,7 +30,7 @@ class ConvergenceConfig(StudyConfig):
 
     Attributes:
         dimension: Of x and z in the toy.
-        points: How many data the toy has.
+        points: How many data points the toy has.
         perturbation: The standard deviation of the noise on the toy's optimal parameters.
         trials: Each with perturbed parameters and noise of its own.
         samples: Sequences of log-weights in a trial of the toy.
@@ -43,7 +44,7 @@ class ConvergenceConfig(StudyConfig):
         vae_epochs: How long it is trained, by IWAE with 5 terms.
         vae_samples: Sequences of log-weights in a trial of the VAE.
         vae_max_k: The largest k on the VAE, a power of two.
-        run: The folder of a run of `dohyo train`, to take its model instead.
+        run: The folder of a run of `dohyo train`, to use its model instead.
     """
 
     dimension: int = 20
@@ -64,8 +65,9 @@ class ConvergenceConfig(StudyConfig):
     run: Path | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.run is not None:
-            DensityRun.open(self.run)  # a wrong folder is said before anything is begun
+            DensityRun.open(self.run)  # so that a wrong folder is reported before anything begins
         self._at_least(trials=2, samples=1, cross_samples=1, vae_samples=1, dimension=1, points=2)
         for name in ("max_k", "cross_max_k", "vae_max_k"):
             k = getattr(self, name)
@@ -86,30 +88,15 @@ class Convergence(Study[ConvergenceConfig]):
     )
     SCALES = {  # noqa: RUF012
         "smoke": ConvergenceConfig(
-            trials=3,
-            samples=60,
-            max_k=64,
-            cross_samples=4000,
-            cross_max_k=16,
-            fit_from=4,
-            vae_data="digits",
-            vae_hidden=16,
-            vae_latent=4,
-            vae_epochs=2,
-            vae_samples=20,
-            vae_max_k=32,
+            trials=3, samples=60, max_k=64, cross_samples=4000, cross_max_k=16, fit_from=4,
+            vae_data="digits", vae_hidden=16, vae_latent=4, vae_epochs=2, vae_samples=20, vae_max_k=32,
         ),
         "small": ConvergenceConfig(
-            max_k=512,
-            cross_samples=100_000,
-            vae_data="digits",
-            vae_hidden=100,
-            vae_latent=20,
-            vae_samples=500,
-            vae_max_k=256,
+            max_k=512, cross_samples=100_000,
+            vae_data="digits", vae_hidden=100, vae_latent=20, vae_samples=500, vae_max_k=256,
         ),
         "paper": ConvergenceConfig(),
-    }
+    }  # fmt: skip
     picks = ("part",)
 
     @property
@@ -152,7 +139,7 @@ class Convergence(Study[ConvergenceConfig]):
         found = Findings(cells, self.config.fit_from)
         return found.conclusions(), found.tables()
 
-    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+    def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         found, pictures = Findings(cells, self.config.fit_from), []
         titles = {"toy": "Gaussian toy", "vae": f"VAE ({self.config.run or self.config.vae_data})"}
         shown = {title: part for part, title in titles.items() if len(found.trials[part]) > 1}
@@ -191,7 +178,7 @@ def _powers(largest: int) -> list[int]:
 def _squares(model: Any, x: Tensor, samples: int, max_k: int, seed: int, device: torch.device, advance: Advance) -> Cell:
     ks = _powers(max_k)
     x = x[torch.arange(samples) % len(x)].to(device)
-    with apart(model.to(device), seed), torch.enable_grad():
+    with isolated(model.to(device), seed), torch.enable_grad():
         found = second_moments(model, x, ks, advance)
     return {"k": ks} | {series: dict(zip(MOMENTS, m.tolist(), strict=True)) for series, m in found.items()}
 
@@ -199,7 +186,7 @@ def _squares(model: Any, x: Tensor, samples: int, max_k: int, seed: int, device:
 def _crosses(model: Toy, x: Tensor, samples: int, max_k: int, seed: int, device: torch.device, advance: Advance) -> Cell:
     ks = _powers(max_k)
     total: dict[str, Any] = dict.fromkeys(SERIES, 0.0)
-    with apart(model.to(device), seed):
+    with isolated(model.to(device), seed):
         for index in torch.arange(samples).split(_CHUNK):
             part = x[index % len(x)].to(device)
             log_w = bound(model, part)(rows(torch.full((len(part),), max_k + 1))).view(len(part), -1)

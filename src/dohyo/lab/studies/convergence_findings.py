@@ -5,9 +5,11 @@ import math
 import torch
 from torch import Tensor
 
+from dohyo.lab.folder import Conclusion, Table
 from dohyo.lab.studies.differences import SERIES
 from dohyo.lab.studies.rates import CLOSE, Rate, cross_rate, rate
-from dohyo.lab.studies.study import Cell, Conclusion, Table
+from dohyo.lab.studies.study import Cell, Row
+from dohyo.lab.studies.verdicts import all_hold
 
 MOMENTS = ("value", "gradient")
 _FASTER = -2.1  # a slope below this is faster than k^-2
@@ -15,7 +17,7 @@ _NOTHING = 0.01  # a cross term this small beside the squares of its factors may
 
 
 class Findings:
-    """The trials that are done, and what follows.
+    """The finished trials, and what follows.
 
     Args:
         cells: The results by name; a name begins with toy, cross or vae.
@@ -44,7 +46,7 @@ class Findings:
         return rate(curves, self.ks(part), self.fit_from if start is None else start)
 
     def cross_rates(self, series: str) -> tuple[Rate, Rate]:
-        """Where the step is from k to k + 1 the index is taken between the two, as in the paper's proof."""
+        """Where a step goes from k to k + 1, the index is taken between the two, as in the paper's proof."""
         between = [float(k) if series == "multilevel" else math.sqrt(k * (k + 1)) for k in self.ks("cross")]
         return cross_rate(self.cross_terms(series), between, self.cross_from)
 
@@ -62,7 +64,7 @@ class Findings:
 
     def tables(self) -> list[Table]:
         tables = []
-        slopes: list[list[str | float | None]] = [
+        slopes: list[Row] = [
             [part, SERIES[series], moment, str(self.rate(part, series, moment, 1)), str(self.rate(part, series, moment))]
             for part in ("toy", "vae")
             for series in SERIES
@@ -79,7 +81,7 @@ class Findings:
         if self.trials["cross"]:
             title = "Exponents of the cross terms E[d_i d_j]"
             note = f"On the toy, for {self.cross_from} ≤ i < j. i stands for √(i (i + 1)) where the step is from i to i + 1."
-            exponents: list[list[str | float | None]] = [[SERIES[s], *map(str, self.cross_rates(s))] for s in SERIES]
+            exponents: list[Row] = [[SERIES[s], *map(str, self.cross_rates(s))] for s in SERIES]
             tables.append(Table(title, ["series", "in i", "in j"], exponents, note))
         return tables
 
@@ -116,8 +118,7 @@ class Findings:
             f"exponents {found[0]} in i and {found[1]} in j for {self.cross_from} ≤ i < j ≤ {ks[-1]:.0f}; "
             f"i² j² E[Δ_i Δ_j] is {largest:.2f} at most"
         )
-        holds = False if False in fast else None if None in fast else True
-        return [Conclusion("The cross terms E[Δ_i Δ_j] are O(i⁻² j⁻²)", "O(i⁻² j⁻²) by its proof", text, holds)]
+        return [Conclusion("The cross terms E[Δ_i Δ_j] are O(i⁻² j⁻²)", "O(i⁻² j⁻²) by its proof", text, all_hold(fast))]
 
     def _beside_the_squares(self) -> list[Conclusion]:
         last = len(self.cross_terms("multilevel")[0]) - 1

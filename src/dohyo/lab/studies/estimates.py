@@ -1,4 +1,4 @@
-"""What an estimate is worth at its cost: SUMO under different laws of K, IWAE and later estimators, on one trained model."""
+"""What an estimate gives for its cost: SUMO under different laws of K, IWAE and later estimators, on one trained model."""
 
 import math
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ from torch import Tensor
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE, SUMO, Estimator, MultilevelRR, SymmetricSUMO, to_dict
 from dohyo.estimators.roulette import power_law_with_mean
-from dohyo.evaluation import apart, evaluate, most_rows
+from dohyo.evaluation import evaluate, isolated, most_rows
 from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.estimates import plot_estimates
 from dohyo.lab.studies.estimates_findings import LAWS, NAMES, Findings
 from dohyo.lab.studies.runs import trained
 from dohyo.lab.studies.strata import mean_over_every_k
-from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
+from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.training.processes import launch
 from dohyo.laws import Geometric, HarmonicTail
 from dohyo.marginal import log_marginal
@@ -39,10 +40,10 @@ class EstimatesConfig(StudyConfig):
         images: How many test images the estimates are of.
         runs: Each makes one estimate for every image.
         always: The terms m that are always computed; the cost is 5 more.
-        truth_terms: The m of the multilevel estimates that tell the truth; they cost three times as much.
+        truth_terms: The m of the multilevel estimates that serve as the truth; they cost three times as much.
         truth_replicates: How many of those for each image.
-        depth: The deepest K that is looked at where every K is counted.
-        run: The folder of a run of `dohyo train`, to take its model instead.
+        depth: The deepest K where every K is counted.
+        run: The folder of a run of `dohyo train`, to use its model instead.
     """
 
     data: str = "mnist"
@@ -58,8 +59,9 @@ class EstimatesConfig(StudyConfig):
     run: Path | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.run is not None:
-            DensityRun.open(self.run)  # a wrong folder is said before anything is begun
+            DensityRun.open(self.run)  # so that a wrong folder is reported before anything begins
         self._at_least(images=2, runs=2, truth_terms=1, truth_replicates=2)
         if not self.always or min(self.always) < 1:
             raise DohyoError(f"always is {self.always}; it must be one or more numbers of terms of at least 1")
@@ -91,13 +93,7 @@ class Estimates(Study[EstimatesConfig]):
         training = ("run",) if c.run is not None else ("data", "hidden", "latent", "epochs")
         model = {"seed": c.seed} | {key: str(c.run) if key == "run" else getattr(c, key) for key in training}
         cells: dict[str, Cell] = {"model": model}
-        cells["truth"] = {
-            **model,
-            "images": c.images,
-            "truth_terms": c.truth_terms,
-            "truth_replicates": c.truth_replicates,
-            "depth": c.depth,
-        }
+        cells["truth"] = model | {key: getattr(c, key) for key in ("images", "truth_terms", "truth_replicates", "depth")}
         cells["every-k"] = {**model, "images": c.images, "depth": c.depth, "always": c.always}
         for name in NAMES:
             for m in c.always:
@@ -117,17 +113,17 @@ class Estimates(Study[EstimatesConfig]):
         device = launch(self.config.device).device
         model: Any = run.trained().to(device)
         x = run.data.test[: options["images"]].to(device)
-        seed = (options["seed"] << 32) + crc32(name.encode())  # each cell its own noise
+        seed = (options["seed"] << 32) + crc32(name.encode())  # each cell has its own noise
         max_rows = most_rows(x, None)
         if name == "truth":
             return _truth(model, x, options, seed, max_rows, advance)
         if name == "every-k":
             laws = {f"{law}_{m + _MORE:03d}": estimator_at(law, m) for law in LAWS for m in options["always"]}
-            with apart(model, seed):
+            with isolated(model, seed):
                 found = mean_over_every_k(model, x, laws, options["depth"], max_rows, advance)
             return {key: {"nll": -mean, "stderr": stderr} for key, (mean, stderr) in found.items()}
         estimator, means = estimator_at(options["estimator"], options["cost"] - _MORE), []
-        with apart(model, seed):
+        with isolated(model, seed):
             generator = torch.Generator().manual_seed(seed + 1_000_003)  # not the bits that make z
             for number in range(options["runs"]):
                 means.append(float(log_marginal(model, x, estimator, generator, max_rows=max_rows).mean()))
@@ -142,15 +138,11 @@ class Estimates(Study[EstimatesConfig]):
         found = Findings(self._by_estimator(cells), cells["truth"], costs, self._every_k(cells))
         return found.conclusions(), found.tables(f"{self.config.runs} runs on {self.config.images} images")
 
-    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
-        curves = {
-            name: {
-                "cost": [cell["expected_cost"] for cell in each],
-                "mean": [fmean(cell["nll"]) for cell in each],
-                "sd": [stdev(cell["nll"]) for cell in each],
-            }
-            for name, each in self._by_estimator(cells).items()
-        }
+    def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        curves = {}
+        for name, each in self._by_estimator(cells).items():
+            mean, sd = ([function(cell["nll"]) for cell in each] for function in (fmean, stdev))
+            curves[name] = {"cost": [cell["expected_cost"] for cell in each], "mean": mean, "sd": sd}
         for name, each in self._every_k(cells).items():
             if name in curves and len(each) == len(curves[name]["cost"]):
                 curves[name] |= {"every_k": [e["nll"] for e in each], "every_k_stderr": [e["stderr"] for e in each]}
@@ -187,19 +179,13 @@ def estimator_at(name: str, m: int) -> Any:
 
 
 def _truth(model: Any, x: Tensor, options: Cell, seed: int, max_rows: int, advance: Advance) -> Cell:
-    """The NLL without bias, and the bound of as many terms as K is deep where every K is counted."""
+    """The NLL without bias, and the bound with as many terms as the deepest K where every K is counted."""
 
     def found(estimator: Estimator, replicates: int, begin: float, end: float) -> Any:
         return evaluate(
-            model,
-            x,
-            estimator,
-            replicates=replicates,
-            seed=seed,
-            batch_size=10,
-            max_rows=max_rows,
+            model, x, estimator, replicates=replicates, seed=seed, batch_size=10, max_rows=max_rows,
             progress=lambda done: advance(begin + (end - begin) * done / len(x)),
-        )
+        )  # fmt: skip
 
     truth = found(MultilevelRR(options["truth_terms"]), options["truth_replicates"], 0.0, 0.8)
     bound = found(IWAE(options["depth"]), 2, 0.8, 1.0)

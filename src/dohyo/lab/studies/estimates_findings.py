@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from dohyo.evaluation import student_quantile
-from dohyo.lab.studies.study import Cell, Conclusion, Table
+from dohyo.lab.folder import Conclusion, Table
+from dohyo.lab.studies.study import Cell, Row
+from dohyo.lab.studies.verdicts import all_hold, student_quantile
 
 NAMES = {
     "iwae": "IWAE",
@@ -47,7 +48,7 @@ class Offset:
 
 
 class Findings:
-    """The runs that are done beside the truth, and what follows.
+    """The finished runs beside the truth, and what follows.
 
     Args:
         cells: The results of each estimator, in the order of the costs.
@@ -78,24 +79,15 @@ class Findings:
         return conclusions
 
     def tables(self, title: str) -> list[Table]:
-        columns = [
-            "estimator",
-            "cost",
-            "mean NLL",
-            "from the truth",
-            "standard errors",
-            "sd of a run",
-            "variance",
-            "every K counted",
-        ]
-        rows: list[list[str | float | None]] = []
+        columns = ["estimator", "cost", "mean NLL", "from the truth", "standard errors", "sd of a run", "variance"]
+        rows: list[Row] = []
         for name, each in self.offsets.items():
             counted = self.every_k.get(name, [None] * len(each))
             for o, k in zip(each, counted, strict=False):
                 every_k = None if k is None else f"{k['nll']:.3f} ± {1.96 * k['stderr']:.3f}"
                 variance = "finite" if o.finite_variance else "infinite"
-                known_by: list[str | float | None] = [str(o), round(o.errors, 1), round(o.sd, 3), variance, every_k]
-                rows.append([NAMES[name], round(o.cost, 2), round(o.mean, 3), *known_by])
+                row: Row = [NAMES[name], round(o.cost, 2), round(o.mean, 3), str(o), round(o.errors, 1), round(o.sd, 3)]
+                rows.append([*row, variance, every_k])
         truth = self.truth
         heavy = truth["khat"]["share_above_0.7"]
         note = (
@@ -105,10 +97,10 @@ class Findings:
             f"finite moments; k-hat is above 0.7 for {heavy:.0%} of the images examined, so that every error bar may be too "
             f"small. The last column counts each K up to {truth['iwae_terms']} at its probability."
         )
-        return [Table(title, columns, rows, note)]
+        return [Table(title, [*columns, "every K counted"], rows, note)]
 
     def _unbiased_sumo(self) -> Conclusion:
-        """With every K up to a depth counted SUMO has the mean of IWAE with that many terms, and IWAE at its cost has not."""
+        """With every K up to a depth counted, SUMO has the mean of IWAE with that many terms; IWAE at SUMO's cost has not."""
         iwae, truth = self.whole["iwae"], self.truth
         biased = all(o.errors > self.far and o.offset > 0 for o in iwae)
         away = [
@@ -133,7 +125,7 @@ class Findings:
         return Conclusion(claim, "unbiased by construction; a figure compares it with IWAE", text, holds)
 
     def _in_runs(self, names: Sequence[str]) -> Conclusion:
-        """Whether plain draws show the truth; None where their noise would hide IWAE's bias at every cost."""
+        """Whether plain runs show the truth; None where their noise would hide IWAE's bias at every cost."""
         verdicts, texts = [], []
         for name in names:
             own, errors = self.whole[name], max(o.errors for o in self.whole[name])
@@ -142,8 +134,7 @@ class Findings:
             texts.append(f"{NAMES[name]} {own[self.middle]} (over all costs {errors:.1f} standard errors at most)")
         which = "SUMO under each law" if names == LAWS else "SymmetricSUMO and of MultilevelRR"
         text = f"from the truth, at cost {self.costs[self.middle]}: {'; '.join(texts)}"
-        holds = False if False in verdicts else None if None in verdicts else True
-        return Conclusion(f"The mean of {self.runs} runs of {which} agrees with the truth", "", text, holds)
+        return Conclusion(f"The mean of {self.runs} runs of {which} agrees with the truth", "", text, all_hold(verdicts))
 
     def _spreads(self) -> Conclusion:
         sds = {name: [offset.sd for offset in self.whole[name]] for name in (*LAWS, *_LATER)}

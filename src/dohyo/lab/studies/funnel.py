@@ -6,14 +6,13 @@ from typing import Any
 
 from dohyo.errors import DohyoError
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
-from dohyo.lab.experiments.run import CONFIG
+from dohyo.lab.folder import CONFIG, RESULT, WORK, Conclusion, Picture, Table, read_records
 from dohyo.lab.plots.densities import plot_density_comparison
 from dohyo.lab.plots.divergence import Curve, plot_reverse_kl_curves
 from dohyo.lab.studies.funnel_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
-from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table
+from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig
 from dohyo.lab.targets import Funnel as Target
-from dohyo.lab.training.log import read_records
 
 _MINIMAX = "minimax-iwae"
 _RECORDED = (
@@ -58,6 +57,7 @@ class FunnelConfig(StudyConfig):
     multilevel_rr: tuple[int, ...] = (5, 15, 50)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._at_least(replicas=1, steps=1, check_every=1, check_draws=25, test_draws=25, terms=1)
         for name, costs in self.costs().items():
             if costs and min(costs) < 1:
@@ -79,36 +79,16 @@ class Funnel(Study[FunnelConfig]):
     )
     SCALES = {  # noqa: RUF012
         "smoke": FunnelConfig(
-            replicas=1,
-            steps=90,
-            check_every=30,
-            check_draws=50,
-            test_draws=200,
-            terms=200,
-            elbo=(),
-            iwae=(15,),
-            minimax_iwae=(),
-            sumo=(15,),
-            symmetric_sumo=(),
-            multilevel_rr=(),
+            replicas=1, steps=90, check_every=30, check_draws=50, test_draws=200, terms=200,
+            elbo=(), iwae=(15,), minimax_iwae=(), sumo=(15,), symmetric_sumo=(), multilevel_rr=(),
         ),
         "small": FunnelConfig(
-            replicas=2,
-            steps=2000,
-            check_every=200,
-            test_draws=2000,
-            elbo=(),
-            minimax_iwae=(15, 50),
-            symmetric_sumo=(15,),
-            multilevel_rr=(15,),
+            replicas=2, steps=2000, check_every=200, test_draws=2000,
+            elbo=(), minimax_iwae=(15, 50), symmetric_sumo=(15,), multilevel_rr=(15,),
         ),
         "paper": FunnelConfig(),
-    }
+    }  # fmt: skip
     picks = ("estimator", "cost")
-
-    @property
-    def seeds(self) -> list[int]:
-        return sorted({options["seed"] for options in self.cells().values()})
 
     def cells(self) -> dict[str, Cell]:
         c = self.config
@@ -121,20 +101,11 @@ class Funnel(Study[FunnelConfig]):
         }
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        shared = {key: options[key] for key in ("cost", "seed", "steps", "check_every", "check_draws", "test_draws")}
+        terms = {"check_terms": options["terms"], "test_terms": options["terms"]}
         minimax = options["estimator"] == _MINIMAX
-        config = ReverseKLConfig(
-            estimator="iwae" if minimax else options["estimator"],
-            encoder="iwae" if minimax else None,
-            cost=options["cost"],
-            seed=options["seed"],
-            steps=options["steps"],
-            check_every=options["check_every"],
-            check_draws=options["check_draws"],
-            check_terms=options["terms"],
-            test_draws=options["test_draws"],
-            test_terms=options["terms"],
-            device=self.config.device,
-        )
+        followed = {"estimator": "iwae", "encoder": "iwae"} if minimax else {"estimator": options["estimator"]}
+        config = ReverseKLConfig(**shared, **terms, **followed, device=self.config.device)
         result = complete(ReverseKLRun(folder, config), advance)
         curve = [{key: record[key] for key in _RECORDED} for record in read_records(folder)]
         return {**{key: result[key] for key in _KEPT}, "curve": curve}
@@ -143,14 +114,12 @@ class Funnel(Study[FunnelConfig]):
         found = Findings(cells)
         return found.conclusions(), found.tables()
 
-    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+    def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         return [*self._curves(cells, folder), *self._densities(folder)] if cells else []
 
     def _curves(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         found = Findings(cells)
-        curves = [
-            Curve(NAMES[name], cost, cell["curve"]) for (name, cost), runs in found.groups.items() for cell in runs
-        ]  # fmt: skip
+        curves = [Curve(NAMES[name], cost, cell["curve"]) for (name, cost), runs in found.groups.items() for cell in runs]
         for suffix in (".svg", ".png"):
             plot_reverse_kl_curves(curves, folder / f"curves{suffix}")
         alt = (
@@ -160,13 +129,13 @@ class Funnel(Study[FunnelConfig]):
         return [Picture("curves.png", "Training estimate and true reverse KL on the funnel", alt)]
 
     def _densities(self, folder: Path) -> list[Picture]:
-        """IWAE's and SUMO's model at the middle cost. Where the runs are gone, the picture that is there stays."""
+        """IWAE's and SUMO's model at the middle cost. Where the runs have been deleted, an existing picture stays."""
         file, shared = "densities.png", [cost for cost in self.config.iwae if cost in self.config.sumo]
         if not shared:
             return []
         cost = shared[len(shared) // 2]
-        runs = {f"{NAMES[name]}, cost {cost}": folder / "work" / f"{name}_{cost:03d}_0" for name in ("iwae", "sumo")}
-        if all((run / "result.json").exists() and (run / CONFIG).exists() for run in runs.values()):
+        runs = {f"{NAMES[name]}, cost {cost}": folder / WORK / f"{name}_{cost:03d}_0" for name in ("iwae", "sumo")}
+        if all((run / RESULT).exists() and (run / CONFIG).exists() for run in runs.values()):
             models: dict[str, Any] = {title: ReverseKLRun.open(run).trained() for title, run in runs.items()}
             for suffix in (".svg", ".png"):
                 plot_density_comparison(Target(), models, (folder / file).with_suffix(suffix))

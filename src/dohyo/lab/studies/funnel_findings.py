@@ -1,12 +1,13 @@
 """What the cells of the study `funnel` show."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median, stdev
 
-from dohyo.evaluation import student_quantile
-from dohyo.lab.studies.study import Cell, Conclusion, Table
+from dohyo.lab.folder import Conclusion, Table
+from dohyo.lab.studies.study import Cell, Row
+from dohyo.lab.studies.verdicts import all_hold, student_quantile
 
 NAMES = {
     "elbo": "ELBO",
@@ -24,7 +25,7 @@ _UNSURE = 1.0  # nats: with a larger standard error a training estimate says not
 
 
 class Findings:
-    """The runs that are done, by estimator and cost, and what follows.
+    """The finished runs, by estimator and cost, and what follows.
 
     Args:
         cells: The results by name; a name is ESTIMATOR_COST_REPLICA.
@@ -43,7 +44,7 @@ class Findings:
         return {cost: runs for (name, cost), runs in self.groups.items() if name == estimator}
 
     def diverged(self) -> str:
-        """Which runs did, and how many of how many."""
+        """Which runs diverged, and how many out of how many."""
         counts = {key: sum(run["diverged"] for run in runs) for key, runs in self.groups.items()}
         return ", ".join(f"{NAMES[n]} {c} ({count} of {len(self.groups[n, c])})" for (n, c), count in counts.items() if count)
 
@@ -66,20 +67,21 @@ class Findings:
         return conclusions
 
     def tables(self) -> list[Table]:
-        columns = ["estimator", "cost", "runs", "true reverse KL", "training estimate", "its standard error", "diverged", "steps"]
-        rows: list[list[str | float | None]] = []
+        columns = ["estimator", "cost", "expected cost", "runs", "true reverse KL", "training estimate", "its standard error"]
+        rows: list[Row] = []
         for (name, cost), runs in self.groups.items():
             errors = [run["training_estimate_stderr"] for run in runs]
             numbers = [_kl(runs), _spread([run["training_estimate"] for run in runs]), _spread(errors)]
             steps = " and ".join(str(n) for n in sorted({run["steps"] for run in runs}))
-            rows.append([NAMES[name], cost, len(runs), *numbers, f"{sum(run['diverged'] for run in runs)} of {len(runs)}", steps])
+            diverged = f"{sum(run['diverged'] for run in runs)} of {len(runs)}"
+            rows.append([NAMES[name], cost, round(runs[0]["expected_cost"], 2), len(runs), *numbers, diverged, steps])
         note = (
             "In nats; ± is the standard deviation over runs, or where there is one run the standard error. The training estimate "
             "is the mean over the steps since the last check but one, the true reverse KL that of the model at the end, by ways "
             "that do not trust the encoder; where a run has diverged it is no more than an order of magnitude. A run stops when "
             "two checks in a row find it diverged."
         )
-        return [Table("Reverse KL on the funnel", columns, rows, note)] if rows else []
+        return [Table("Reverse KL on the funnel", [*columns, "diverged", "steps"], rows, note)] if rows else []
 
     def _impossible(self, iwae: dict[int, list[Cell]]) -> Conclusion:
         each = "; ".join(f"cost {cost}: {_spread([run['training_estimate'] for run in runs])}" for cost, runs in iwae.items())
@@ -92,7 +94,7 @@ class Findings:
     def _same_cost(self, iwae: dict[int, list[Cell]], sumo: dict[int, list[Cell]], shared: Sequence[int]) -> Conclusion:
         each = "; ".join(f"cost {cost}: IWAE {_kl(iwae[cost])}, SUMO {_kl(sumo[cost])}" for cost in shared)
         fail = [_not(_optimised(run)) for cost in shared for run in iwae[cost]]
-        holds = _all([*fail, *(_optimised(run) for cost in shared for run in sumo[cost])])
+        holds = all_hold([*fail, *(_optimised(run) for cost in shared for run in sumo[cost])])
         claim = "For the same expected cost SUMO optimises the true objective, and IWAE does not"
         text = f"true reverse KL at the end, at {each}"
         return Conclusion(claim, "SUMO can optimize the true objective but IWAE cannot", text, holds)
@@ -101,7 +103,8 @@ class Findings:
         cost = min(sumo)
         text = f"true reverse KL at cost {cost}: {_from_first(sumo[cost])} (runs: {len(sumo[cost])})"
         claim = "SUMO optimises the reverse KL even at a small expected cost"
-        return Conclusion(claim, "optimizes correctly even with a small expected cost", text, _all(map(_optimised, sumo[cost])))
+        paper = "optimizes correctly even with a small expected cost"
+        return Conclusion(claim, paper, text, all_hold(map(_optimised, sumo[cost])))
 
     def _honest(self, sumo: dict[int, list[Cell]]) -> Conclusion:
         runs = [run for one in sumo.values() for run in one]
@@ -116,32 +119,29 @@ class Findings:
         return Conclusion(claim, "SUMO's estimates are unbiased", text, holds)
 
     def _less_variance(self, sumo: dict[int, list[Cell]]) -> Conclusion:
-        """By the median over the later checks, for a rare K may swell any one of them."""
+        """By the median over the later checks, since a rare K may inflate any one of them."""
         errors = {cost: [median(_later_errors(run)) for run in runs] for cost, runs in sumo.items()}
         each = ", ".join(f"{_spread(values)} at cost {cost}" for cost, values in errors.items())
         ordered = list(errors.values())
-        apart = all(max(more) < min(less) for less, more in pairwise(ordered))
+        separate = all(max(more) < min(less) for less, more in pairwise(ordered))
         falls = all(fmean(more) < fmean(less) for less, more in pairwise(ordered))
         text = f"standard error of the training estimate, the median of the later half of the checks: {each}"
         claim = "A higher expected cost lowers the variance of SUMO"
-        holds = True if apart else None if falls else False
+        holds = True if separate else None if falls else False
         return Conclusion(claim, "increasing the expected cost reduces variance", text, holds)
 
     def _minimax(self, minimax: dict[int, list[Cell]], sumo: dict[int, list[Cell]]) -> list[Conclusion]:
         most = max(minimax)
         claim = "IWAE trained as a minimax, its encoder climbing, works if k is large enough"
         text = f"true reverse KL at cost {most}: {_from_first(minimax[most])}; {_estimates(minimax[most])}"
-        holds = _all(map(_optimised, minimax[most]))
+        holds = all_hold(map(_optimised, minimax[most]))
         conclusions = [Conclusion(claim, "IWAE can work if k is sufficiently large", text, holds)]
         if shared := [cost for cost in minimax if cost in sumo]:
             cost = min(shared)
-            claim = (
-                f"Minimax IWAE needs more compute than SUMO: at cost {cost} its estimate leaves the truth, and SUMO's does not"
-            )
-            text = (
-                f"at cost {cost}: minimax IWAE's true reverse KL {_kl(minimax[cost])}, {_estimates(minimax[cost])}; "
-                f"SUMO's {_kl(sumo[cost])}, {_estimates(sumo[cost])}"
-            )
+            at = f"at cost {cost}"
+            claim = f"Minimax IWAE needs more compute than SUMO: {at} its estimate leaves the truth, and SUMO's does not"
+            both = [f"{_kl(runs[cost])}, {_estimates(runs[cost])}" for runs in (minimax, sumo)]
+            text = f"{at}: minimax IWAE's true reverse KL {both[0]}; SUMO's {both[1]}"
             left = [*map(_left, minimax[cost]), *(not _left(run) for run in sumo[cost])]
             holds = True if all(left) else None if any(map(_left, minimax[cost])) else False
             conclusions.append(Conclusion(claim, "this requires much more compute", text, holds))
@@ -153,11 +153,11 @@ class Findings:
         )
         runs = [run for one in later.values() for each_cost in one.values() for run in each_cost]
         claim = f"{' and '.join(NAMES[n] for n in later)} optimise{'s' if len(later) == 1 else ''} the reverse KL as well"
-        return Conclusion(claim, "", f"true reverse KL: {each}", _all(map(_optimised, runs)))
+        return Conclusion(claim, "", f"true reverse KL: {each}", all_hold(map(_optimised, runs)))
 
 
 def _optimised(run: Cell) -> bool | None:
-    """Whether the true reverse KL has fallen; None where it has not by much, nor diverged: more steps might lower it."""
+    """Whether the true reverse KL has fallen; None if it has neither fallen by much nor diverged: more steps might lower it."""
     if run["diverged"]:
         return False
     return True if run["reverse_kl"] + 2 * run["reverse_kl_stderr"] < _FALLS * run["curve"][0]["reverse_kl"] else None
@@ -170,11 +170,6 @@ def _left(run: Cell) -> bool:
 
 def _not(verdict: bool | None) -> bool | None:
     return None if verdict is None else not verdict
-
-
-def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    found = list(verdicts)
-    return False if False in found else None if None in found else True
 
 
 def _off(run: Cell) -> float:
@@ -205,9 +200,9 @@ def _from_first(runs: Sequence[Cell]) -> str:
 
 
 def _estimates(runs: Sequence[Cell]) -> str:
-    gone = sum(run["diverged"] for run in runs)
+    lost = sum(run["diverged"] for run in runs)
     each = " and ".join(f"{_short(run['training_estimate'])} ± {_short(run['training_estimate_stderr'], 1)}" for run in runs)
-    return f"training estimate {each}" + (f", {gone} of {len(runs)} diverged" if gone else "")
+    return f"training estimate {each}" + (f", {lost} of {len(runs)} diverged" if lost else "")
 
 
 def _spread(values: Sequence[float]) -> str:

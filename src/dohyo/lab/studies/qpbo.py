@@ -1,19 +1,19 @@
-"""Policies on quadratic problems of 0 and 1: every one for the same time, with and without entropy."""
+"""Policies on quadratic problems of 0 and 1: each for the same time, with and without entropy."""
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dohyo.errors import DohyoError
 from dohyo.lab.experiments.qpbo import QPBOConfig, QPBORun
+from dohyo.lab.folder import Conclusion, Picture, Table, read_records
 from dohyo.lab.plots.rewards import plot_reward_curves
 from dohyo.lab.studies.qpbo_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
-from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table
-from dohyo.lab.training.log import read_records
-from dohyo.names import named
+from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig
 
+PolicyName = Literal["sumo", "iwae", "independent", "nade", "gru"]
 # How each is trained, and the steps from one record to the next: few where a step is slow, so that all end on time.
 _POLICIES: dict[str, dict[str, Any]] = {
     "sumo": {"policy": "latent", "estimator": "sumo", "check_every": 10},
@@ -24,8 +24,8 @@ _POLICIES: dict[str, dict[str, Any]] = {
 }
 _RECORDED = ("step", "seconds", "reward", "best_reward", "entropy")
 _KEPT = ("best_reward", "mean_reward", "mean_reward_stderr", "seconds", "seconds_per_step", "steps", "reward_scale")
-_POINTS = 60  # of a curve that are kept at most
-_FOREVER = 10**9  # steps: time ends a run
+_POINTS = 60  # of a curve, at most
+_FOREVER = 10**9  # steps: the time limit ends a run
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PoliciesConfig(StudyConfig):
     """The numbers of the study.
 
     Attributes:
-        policies: Of sumo and iwae (both latent), independent, nade and gru.
+        policies: sumo and iwae are both latent.
         replicas: Runs of each policy, with seeds of their own, on one and the same problem.
         sizes: The variables of each random problem, from few to many.
         seconds: How long every policy is trained on each of these.
@@ -45,7 +45,7 @@ class PoliciesConfig(StudyConfig):
         epsilon: Of Adam.
     """
 
-    policies: tuple[str, ...] = tuple(NAMES)
+    policies: tuple[PolicyName, ...] = ("sumo", "iwae", "independent", "nade", "gru")
     replicas: int = 3
     sizes: tuple[int, ...] = (100, 500)
     seconds: tuple[float, ...] = (600.0, 3600.0)
@@ -57,10 +57,8 @@ class PoliciesConfig(StudyConfig):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        for policy in self.policies:
-            named(NAMES, policy, "policy")
-        if self.replicas < 1:
-            raise DohyoError(f"replicas is {self.replicas}; it must be at least 1")
+        super().__post_init__()
+        self._at_least(replicas=1)
         if not self.sizes or len(self.sizes) != len(self.seconds) or min(self.sizes) < 1 or min(self.seconds) <= 0:
             raise DohyoError(f"sizes is {self.sizes} and seconds {self.seconds}; give as many positive times as problems")
         if list(self.sizes) != sorted(set(self.sizes)):
@@ -86,12 +84,8 @@ class Policies(Study[PoliciesConfig]):
     }
     picks = ("policy", "variables", "entropy")
 
-    @property
-    def seeds(self) -> list[int]:
-        return sorted({options["seed"] for options in self.cells().values()})
-
     def cells(self) -> dict[str, Cell]:
-        """As in the paper, entropy on the last problem alone. The policies take turns: a busy machine is so for all of them."""
+        """As in the paper, entropy on the last problem alone. The policies take turns: a busy machine slows all of them."""
         c = self.config
         common = {key: getattr(c, key) for key in ("hidden", "cost", "epsilon")}
         return {
@@ -122,7 +116,7 @@ class Policies(Study[PoliciesConfig]):
             device=self.config.device,
         )
         run, begun = QPBORun(folder, config), time.monotonic()
-        _ = run.parts  # which put a number in the place of scale auto, as in the config that a killed run has left
+        _ = run.parts  # which replace scale auto by a number, as in the config that a killed run has left
         result = complete(run, lambda _: advance(min(1.0, (time.monotonic() - begun) / options["seconds"])))
         records = read_records(folder)
         highest = max((r["entropy"] for r in records if r["entropy"] is not None), default=None)
@@ -136,7 +130,7 @@ class Policies(Study[PoliciesConfig]):
     def _found(self, cells: dict[str, Cell]) -> Findings:
         return Findings(cells, dict(zip(self.config.sizes, self.config.seconds, strict=True)))
 
-    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+    def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         found, pictures = self._found(cells), []
         for size in self.config.sizes:
             for kind, words in (("plain", ""), ("entropy", f", entropy {self.config.entropy_weight:g}")):
@@ -156,6 +150,6 @@ class Policies(Study[PoliciesConfig]):
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every so many, and the last."""
+    """Evenly spaced records, and the last one."""
     step = -(-len(records) // _POINTS)
     return records[::-step][::-1] if records else []

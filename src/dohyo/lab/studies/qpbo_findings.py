@@ -1,10 +1,13 @@
 """What the cells of the study `qpbo` show."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from statistics import fmean, stdev
 
-from dohyo.lab.studies.study import Cell, Conclusion, Table
+from dohyo.lab.folder import Conclusion, Table
+from dohyo.lab.studies.study import Cell, Row
+from dohyo.lab.studies.verdicts import all_hold
 
 NAMES = {
     "sumo": "latent, SUMO",
@@ -21,7 +24,7 @@ _SLACK = 0.01  # an estimated entropy within this share above the largest possib
 
 
 class Findings:
-    """The runs that are done, and what follows.
+    """The finished runs, and what follows.
 
     A policy is above another if each of its runs is above each of the other's, and there are two runs of each at least.
 
@@ -44,7 +47,7 @@ class Findings:
         return [run["best_reward"] for run in self.runs(policy, size, kind)]
 
     def ranking(self, size: int, kind: str) -> str:
-        """The policies from the highest mean of best rewards down."""
+        """The policies in the order of their mean best reward, from the highest."""
         found = {policy: self.rewards(policy, size, kind) for policy in NAMES if self.runs(policy, size, kind)}
         order = sorted(found, key=lambda policy: -fmean(found[policy]))
         return ", ".join(f"{NAMES[policy]} {_spread(found[policy])}" for policy in order)
@@ -66,31 +69,16 @@ class Findings:
         return conclusions + self._possible("iwae") + self._possible("sumo")
 
     def tables(self) -> list[Table]:
-        columns = [
-            "variables",
-            "entropy",
-            "policy",
-            "runs",
-            "best reward",
-            "in the last quarter",
-            "mean reward",
-            "ms a step",
-            "steps",
-        ]
-        columns += ["highest entropy", "limit"]
-        rows: list[list[str | float | None]] = []
-        for size in self.sizes:
-            for kind, words in KINDS.items():
-                for policy, name in NAMES.items():
-                    runs = self.runs(policy, size, kind)
-                    if runs:
-                        speed = _spread([1000 * run["seconds_per_step"] for run in runs])
-                        steps = f"{fmean(run['steps'] for run in runs):.0f}"
-                        entropy = _spread([run["highest_entropy"] for run in runs if run["highest_entropy"] is not None])
-                        best, mean = (_spread([run[key] for run in runs]) for key in ("best_reward", "mean_reward"))
-                        limit = round(size * math.log(2), 1)
-                        gain = f"{_late_gain(runs):+.1%}"
-                        rows.append([size, words.split()[0], name, len(runs), best, gain, mean, speed, steps, entropy, limit])
+        columns = ["variables", "entropy", "policy", "runs", "best reward", "in the last quarter", "mean reward", "ms a step"]
+        rows: list[Row] = []
+        for size, kind, policy in product(self.sizes, KINDS, NAMES):
+            if runs := self.runs(policy, size, kind):
+                speed = _spread([1000 * run["seconds_per_step"] for run in runs])
+                steps = f"{fmean(run['steps'] for run in runs):.0f}"
+                entropy = _spread([run["highest_entropy"] for run in runs if run["highest_entropy"] is not None])
+                best, mean = (_spread([run[key] for run in runs]) for key in ("best_reward", "mean_reward"))
+                row: Row = [size, KINDS[kind].split()[0], NAMES[policy], len(runs), best, f"{_late_gain(runs):+.1%}", mean, speed]
+                rows.append([*row, steps, entropy, round(size * math.log(2), 1)])
         times = ", ".join(f"{self.seconds[size]:g} s with {size}" for size in self.sizes if size in self.seconds)
         note = (
             f"Each policy for the same time ({times} variables), so that the steps it gets depend on the machine. ± is the "
@@ -98,6 +86,7 @@ class Findings:
             "mean reward is that of 1,000 samples of the trained policy; the highest entropy is that of any check, as estimated "
             "in training, and the limit is that of any distribution of so many bits."
         )
+        columns += ["steps", "highest entropy", "limit"]
         return [Table("What each policy reached", columns, rows, note)] if rows else []
 
     def _faster(self, rival: str, size: int, said: str) -> list[Conclusion]:
@@ -108,7 +97,7 @@ class Findings:
         return [Conclusion(claim, said, self._beside(rival, size, "plain"), _above(own, other))]
 
     def _ends_above(self, rival: str, size: int, kind: str, said: str) -> list[Conclusion]:
-        """Who is above when training has run its course; None where the one below still rises."""
+        """Which one is above when training has run its course; None where the lower one still rises."""
         own, other = self.rewards("sumo", size, kind), self.rewards(rival, size, kind)
         if not own or not other:
             return []
@@ -149,7 +138,7 @@ class Findings:
         if not verdicts:
             return []
         claim = f"With entropy every policy finds better with {size} variables, in the same time"
-        return [Conclusion(claim, "all policies improve significantly", f"best reward: {'; '.join(texts)}", _all(verdicts))]
+        return [Conclusion(claim, "all policies improve significantly", f"best reward: {'; '.join(texts)}", all_hold(verdicts))]
 
     def _slower(self, policy: str, size: int) -> list[Conclusion]:
         own, other = ([run["seconds_per_step"] for run in self.runs(name, size, "plain")] for name in (policy, "sumo"))
@@ -195,11 +184,6 @@ def _late_gain(runs: Sequence[Cell]) -> float:
         early = [record["best_reward"] for record in run["curve"] if record["seconds"] <= 0.75 * last["seconds"]]
         gains.append((last["best_reward"] - early[-1]) / abs(last["best_reward"]) if early and last["best_reward"] else 0.0)
     return fmean(gains)
-
-
-def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    found = list(verdicts)
-    return False if False in found else None if None in found else True
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Slopes on log-log axes with intervals, and what they say of a claimed rate."""
+"""Slopes on log-log axes with intervals, and what they say about a claimed rate."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dohyo.evaluation import student_quantile
+from dohyo.lab.studies.verdicts import student_quantile
 
 CLOSE = 0.2  # a slope within this of a claimed one, interval and all, is that one
 

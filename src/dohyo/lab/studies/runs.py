@@ -1,35 +1,52 @@
-"""Training inside a cell: a run in the cell's folder, gone on with after a kill."""
+"""Training inside a cell: a run in the cell's folder, resumed after a kill."""
 
 import dataclasses
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from dohyo.errors import DohyoError
 from dohyo.lab.experiments.density import DensityConfig, DensityRun
-from dohyo.lab.experiments.run import CONFIG, Run
-from dohyo.lab.studies.study import Advance
+from dohyo.lab.experiments.run import Run
+from dohyo.lab.folder import CONFIG, read_records
+from dohyo.lab.studies.study import Advance, Cell
 from dohyo.lab.training.processes import launch
 
+SHARED_K = (
+    "The replicas have their own parameters, data order and noise, but the K of each step is common to them, so that their "
+    "spread leaves out what another sequence of K would change: for estimators with a random K the error bars are too small."
+)
 
-def complete(run: Run[Any], advance: Advance = lambda share: None) -> dict[str, Any]:
-    """The result of a run, which is trained only as far as it is not yet; a ValueError if its folder holds another run."""
+
+def complete(run: Run[Any], advance: Advance) -> Cell:
+    """The result of a run, which is finished first if it is not yet; a DohyoError if its folder holds another run."""
     if (run.folder / CONFIG).exists():
         before = type(run).open(run.folder).config
         if dataclasses.replace(before, device=run.config.device) != run.config:
             raise DohyoError(f"{run.folder} holds a run with another config; remove that folder, or choose another --out")
-    length = getattr(run.config, run.length)
-    unit = run.length.removesuffix("s")
     return run.complete(
         launch(run.config.device),
-        on_epoch=lambda record: advance(record[unit] / length),
-        on_test=lambda done, total: advance(1.0),  # that a Ctrl-C is heard there too
+        on_epoch=lambda record: advance(record[run.config.unit] / run.config.length),
+        on_test=lambda done, total: advance(1.0),  # so that a Ctrl-C is noticed there too
     )
 
 
 def trained(folder: Path, given: Path | None, advance: Advance, **options: Any) -> DensityRun:
-    """The run in the folder `given`, or one with these options, trained in `folder` as far as it is not yet."""
+    """The run in the folder `given`, or else one with these options in `folder`, finished first if it is not yet."""
     if given is not None:
         return DensityRun.open(given)
     run = DensityRun(folder, DensityConfig(**options))
     complete(run, advance)
     return run
+
+
+def train_replicas(config: DensityConfig, folder: Path, advance: Advance) -> Cell:
+    """The numbers of each replica, finished first if they are not yet."""
+    run = DensityRun(folder, config)
+    found = complete(run, advance)
+    each = ("test_nll", "test_nll_stderr", "valid_nll", "epochs", "best_epoch")
+    result: Cell = {key: [replica[key] for replica in found["replicas"]] for key in each}
+    records = [read_records(replica.folder) for replica in run.replicas]
+    for key in ("clipped_decoder", "clipped_encoder"):
+        result[key] = [fmean(record[key] for record in own) for own in records]
+    return result | {key: found[key] for key in ("expected_cost", "estimator_arguments", "encoder", "test_terms")}

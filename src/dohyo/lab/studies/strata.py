@@ -1,4 +1,4 @@
-r"""The mean of a roulette estimator with deep K looked at as closely as shallow ones.
+r"""The mean of a roulette estimator, with deep K examined as closely as shallow ones.
 
 .. math:: E[\hat Y] = \sum_b \sum_{K \in b} P(K)\, E[\hat Y_K]
 

@@ -1,8 +1,4 @@
-"""What a study of the paper is, and the folder that holds one: cells of work, what they show, and pictures.
-
-A folder holds cells/NAME.json for each cell that is done, work/NAME where a cell keeps a run to go on with, the pictures, and
-study.json, which is written last and holds everything but the pictures.
-"""
+"""What a study of the paper is, and how one is reproduced: cells of work, what they show, and pictures."""
 
 import dataclasses
 import json
@@ -18,72 +14,51 @@ from matplotlib.figure import Figure
 
 from dohyo.errors import DohyoError
 from dohyo.files import plain
-from dohyo.lab.experiments.run import versions, write_json
+from dohyo.lab.folder import (
+    CELLS,
+    SCHEMA_VERSION,
+    STUDY,
+    WORK,
+    Conclusion,
+    Picture,
+    Table,
+    as_values,
+    read_json,
+    versions,
+    write_json,
+)
 from dohyo.lab.plots.picture import write_picture
-from dohyo.names import named
+from dohyo.lab.training.config import Device
+from dohyo.names import check_choices, named
 
-SCHEMA_VERSION = 1
-REPORT, CELLS, WORK = "study.json", "cells", "work"
-_DRAW_EVERY = 60.0  # seconds, while cells are being done
+_PLOT_EVERY = 60.0  # seconds, while cells are being done
 
 Cell = dict[str, Any]
+Row = list[str | float | None]  # of a table
 Advance = Callable[[float], None]
 OnProgress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """What every study can be told.
+    """The options of every study.
 
     Attributes:
         seed: Of everything.
-        device: cpu, cuda, mps or auto.
+        device: Where to compute; auto prefers a GPU.
     """
 
     seed: int = 0
-    device: str = "auto"
+    device: Device = "auto"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     def _at_least(self, **least: int) -> None:
-        """A ValueError that names the first of these numbers which is too small."""
+        """A DohyoError that names the first number that is too small."""
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least {value}")
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """One claim, and what was found.
-
-    Attributes:
-        claim: In one sentence.
-        paper: What the paper says of it, in a few words; "" where the claim is ours.
-        found: The numbers with their error bars, made from the cells.
-        holds: None where these runs cannot tell.
-    """
-
-    claim: str
-    paper: str
-    found: str
-    holds: bool | None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Numbers for a reader; rows are as long as `columns`."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str | float | None]]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A .png in the study's folder, with an .svg and its numbers as .json of the same stem beside it."""
-
-    file: str
-    title: str
-    alt: str
 
 
 C = TypeVar("C", bound=StudyConfig)
@@ -116,8 +91,9 @@ class Study(ABC, Generic[C]):
 
     @property
     def seeds(self) -> list[int]:
-        """Every seed that was used."""
-        return [self.config.seed]
+        """Every seed that the cells use: a cell's own, and the following ones for its replicas."""
+        firsts = {(options.get("seed", self.config.seed), options.get("replicas", 1)) for options in self.cells().values()}
+        return sorted({seed for first, count in firsts for seed in range(first, first + count)})
 
     @abstractmethod
     def cells(self) -> dict[str, Cell]:
@@ -128,17 +104,17 @@ class Study(ABC, Generic[C]):
         """Do one cell, and return its result as JSON can hold it.
 
         Args:
-            folder: For a run that can be gone on with; not there unless the cell makes it. Those of other cells lie beside it.
+            folder: For a run that can be resumed; it does not exist unless the cell makes it. Other cells' folders lie beside it.
             advance: To be called with the share that is done, 0 to 1.
         """
 
     @abstractmethod
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
-        """What the results of the cells that are done show; there may be few of them."""
+        """What the results of the finished cells show; there may be few of them."""
 
     @abstractmethod
-    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
-        """Draw what the results of the cells that are done allow."""
+    def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        """Plot what the results of the finished cells allow."""
 
 
 def reproduce(
@@ -149,17 +125,17 @@ def reproduce(
 ) -> dict[str, Any]:
     """Do the cells that are not done yet, and write study.json after each; returns what it holds.
 
-    Killed at any time it loses the cell in progress at most, and that one goes on from what it keeps in its own folder.
+    If it is killed, at most the cell in progress is lost, and that one continues from what it keeps in its own folder.
 
     Args:
         on_progress: Called with the name of a cell, how many cells are done, and how many there are to do.
-        only: The names of the cells to do, by default all. study.json tells of all that are done.
+        only: The names of the cells to do, by default all. study.json describes all that are done.
     """
     cells = {name: json.loads(json.dumps(plain(options))) for name, options in study.cells().items()}
     wanted = list(cells) if only is None else list(only)
     done = _done(study, folder, cells)
-    report = _write_report(study, folder, cells, draw=False) if not (folder / REPORT).exists() else {}  # what the folder is
-    drawn = -math.inf
+    report = {} if (folder / STUDY).exists() else _write_report(study, folder, cells, plot=False)  # says what the folder is
+    plotted = -math.inf
     for number, name in enumerate(wanted):
 
         def advance(share: float, number: int = number, name: str = name) -> None:
@@ -173,9 +149,9 @@ def reproduce(
         advance(1.0)
         last = number + 1 == len(wanted)
         if last or name not in done:
-            draw = last or time.monotonic() - drawn > _DRAW_EVERY
-            report = _write_report(study, folder, cells, draw)
-            drawn = time.monotonic() if draw else drawn
+            plot = last or time.monotonic() - plotted > _PLOT_EVERY
+            report = _write_report(study, folder, cells, plot)
+            plotted = time.monotonic() if plot else plotted
     return report
 
 
@@ -205,14 +181,18 @@ def _text(value: Any) -> str:
     """A value as people write it: 5 and 5.0 are the same."""
     try:
         return f"{float(value):g}"
-    except ValueError:
+    except ValueError:  # not a number
         return str(value)
 
 
+def _read(path: Path) -> Cell:
+    return read_json(path, "remove it, and the same command writes it again")
+
+
 def _done(study: Study[Any], folder: Path, cells: dict[str, Cell]) -> dict[str, Cell]:
-    """The cells that the folder holds; a ValueError if they are not of this study, or were made with other options."""
-    if (folder / REPORT).exists():
-        report = _read(folder / REPORT)
+    """The cells that the folder holds; a DohyoError if they are of another study, or were made with other options."""
+    if (folder / STUDY).exists():
+        report = _read(folder / STUDY)
         other = report.get("study")
         if other != study.name:
             raise DohyoError(f"{folder} holds the study {other!r}, not {study.name!r}; choose another --out")
@@ -235,28 +215,21 @@ def _done(study: Study[Any], folder: Path, cells: dict[str, Cell]) -> dict[str, 
     return done
 
 
-def _read(path: Path) -> Cell:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise DohyoError(f"{path}: is damaged ({error}); remove it, and the same command makes it anew") from error
-
-
-def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], draw: bool) -> dict[str, Any]:
-    """From what lies in the folder, so that several processes may do cells of one study at a time."""
+def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], plot: bool) -> dict[str, Any]:
+    """Written from the files in the folder, so that several processes may do cells of one study at a time."""
     done = _done(study, folder, cells)
     results = {name: cell["result"] for name, cell in done.items()}
     conclusions, tables = study.summarise(results) if results else ([], [])
-    pictures = _read(folder / REPORT)["pictures"] if (folder / REPORT).exists() else []
-    if draw:
-        pictures = [dataclasses.asdict(picture) for picture in study.draw(results, folder)]
+    pictures = _read(folder / STUDY)["pictures"] if (folder / STUDY).exists() else []
+    if plot:
+        pictures = [dataclasses.asdict(picture) for picture in study.plot(results, folder)]
     report: dict[str, Any] = plain({
         "schema_version": SCHEMA_VERSION,
         "study": study.name,
         "title": study.title,
         "question": study.question,
         "scale": study.scale,
-        "config": {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(study.config).items()},
+        "config": as_values(study.config),
         "seeds": study.seeds,
         "versions": versions(),
         "seconds": sum(cell["seconds"] for cell in done.values()),
@@ -267,5 +240,5 @@ def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], draw:
         "tables": [dataclasses.asdict(table) for table in tables],
         "pictures": pictures,
     })  # fmt: skip
-    write_json(folder / REPORT, report)
+    write_json(folder / STUDY, report)
     return report

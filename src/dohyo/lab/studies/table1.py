@@ -3,16 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal, get_args
 
 from dohyo.errors import DohyoError
 from dohyo.lab.experiments.density import DensityConfig
+from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.table1 import plot_table
 from dohyo.lab.studies.published import PUBLISHED
-from dohyo.lab.studies.replicas import train_replicas
-from dohyo.lab.studies.study import Advance, Cell, Conclusion, Picture, Study, StudyConfig, Table, save_picture
+from dohyo.lab.studies.runs import train_replicas
+from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.studies.table1_findings import DATA, ROWS, Entry, Findings
-from dohyo.names import named
+
+SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]
+RowName = Literal["elbo", "iwae", "iwae-dreg", "jvi", "sumo-variance", "sumo", "symmetric-sumo", "multilevel-rr"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,9 @@ class Table1Config(StudyConfig):
         rows: How it is trained, a row of the table each.
         hidden: Units in each hidden layer.
         latent: Latent dimensions.
-        epochs: The most; training ends before if nothing is gained for 300.
+        epochs: At most; training ends earlier if nothing is gained for 300.
         test_terms: The test NLL is by IWAE with this many terms.
-        replicas: Runs in each cell, with seeds of their own.
+        replicas: Runs in each cell, with seeds of their own; two or more, for a spread.
         short_sets: More sets, for which only a few cells are trained, for a few epochs, with the paper's network.
         short_costs: Their costs.
         short_rows: Their rows.
@@ -35,29 +38,23 @@ class Table1Config(StudyConfig):
         short_test_terms: The terms of their test NLL.
     """
 
-    sets: tuple[str, ...] = ("mnist", "omniglot")
+    sets: tuple[SetName, ...] = ("mnist", "omniglot")
     costs: tuple[int, ...] = (5, 15, 50)
-    rows: tuple[str, ...] = tuple(ROWS)
+    rows: tuple[RowName, ...] = get_args(RowName)
     hidden: int = 200
     latent: int = 50
     epochs: int = 3500
     test_terms: int = 5000
     replicas: int = 3
-    short_sets: tuple[str, ...] = ()
+    short_sets: tuple[SetName, ...] = ()
     short_costs: tuple[int, ...] = (5,)
-    short_rows: tuple[str, ...] = ("iwae", "sumo-variance")
+    short_rows: tuple[RowName, ...] = ("iwae", "sumo-variance")
     short_epochs: int = 1
     short_test_terms: int = 20
 
     def __post_init__(self) -> None:
-        for values, known, what in (
-            ((*self.sets, *self.short_sets), dict.fromkeys(DATA), "set"),
-            ((*self.rows, *self.short_rows), ROWS, "row"),
-        ):
-            for value in values:
-                named(known, value, what)
-        if self.replicas < 2:
-            raise DohyoError(f"replicas is {self.replicas}; there must be at least 2, for a spread")
+        super().__post_init__()
+        self._at_least(replicas=2)
         if min((*self.costs, *self.short_costs), default=0) < 5:
             raise DohyoError(f"costs are {self.costs} and {self.short_costs}; each must be at least 5, for SUMO's law")
 
@@ -80,10 +77,6 @@ class Table1(Study[Table1Config]):
         "paper": Table1Config(),
     }
     picks = ("data", "cost", "estimator")
-
-    @property
-    def seeds(self) -> list[int]:
-        return [self.config.seed + i for i in range(self.config.replicas)]
 
     def cells(self) -> dict[str, Cell]:
         c = self.config
@@ -112,7 +105,7 @@ class Table1(Study[Table1Config]):
         found = self._findings(cells)
         return found.conclusions(), found.tables()
 
-    def draw(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+    def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         panels: dict[str, dict[str, Any]] = {}
         for entry in self._findings(cells).entries:
             curves = panels.setdefault(entry.data, {"epochs": max(entry.epochs), "rows": {}})["rows"]

@@ -4,14 +4,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from dohyo.lab.folder import Conclusion, Table
 from dohyo.lab.studies.published import COSTS, PUBLISHED, SOURCES
-from dohyo.lab.studies.replicas import SHARED_K, Contrast, all_below, listed
-from dohyo.lab.studies.study import Cell, Conclusion, Table
+from dohyo.lab.studies.runs import SHARED_K
+from dohyo.lab.studies.study import Cell
+from dohyo.lab.studies.study import Row as TableRow
+from dohyo.lab.studies.verdicts import Contrast, all_below, all_hold, listed
 
 DATA = {"digits": "digits", "mnist": "MNIST", "mnist-static": "MNIST, binarised once", "omniglot": "OMNIGLOT"}
-_DOUBT = 0.05  # the paper's level of its t-test
-_CLOSE = 0.3  # nats: a mean within this of the published one, interval and all, is that one
-_WHOLE = 2000  # epochs: so long, or to its early stop, must a run be trained to be set beside the paper's
+_DOUBT = 0.05  # the level of the paper's t-test
+_CLOSE = 0.3  # nats: a mean within this of the published one, interval and all, agrees with it
+_WHOLE = 2000  # epochs: a run must be trained this long, or to its early stop, to be compared with the paper's
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ _PAPER = {  # the paper's NLL by row, and there by data and cost
 
 
 class Entry:
-    """A cell that is done."""
+    """A finished cell."""
 
     def __init__(self, options: Cell, result: Cell) -> None:
         self.data, self.cost, self.row = str(options["data"]), int(options["cost"]), str(options["estimator"])
@@ -59,7 +62,7 @@ class Entry:
 
 
 class Findings:
-    """The cells that are done, beside what others report, and what follows."""
+    """The finished cells, beside what others report, and what follows."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = list(entries)
@@ -69,13 +72,13 @@ class Findings:
         self.best = {place: min(group.values(), key=lambda entry: entry.mean) for place, group in self.groups.items()}
 
     def _short(self, sets: Iterable[str]) -> str:
-        """How long the runs on these sets were that did not end by themselves, to begin a finding with."""
+        """The beginning of a finding: how long the runs on these sets were, unless they ended by themselves."""
         used = [entry for data in dict.fromkeys(sets) for entry in self.entries if entry.data == data and not entry.whole]
         lengths = {DATA[entry.data]: max(entry.epochs) for entry in used}
         return f"in short runs (epochs: {', '.join(f'{data} {n}' for data, n in lengths.items())}): " if lengths else ""
 
     def against_best(self, entry: Entry) -> Contrast:
-        """What it is behind the best of the same data and cost; Welch's test of that is unpaired, as the paper's."""
+        """The distance to the best of the same data and cost; like the paper's, Welch's test of it is unpaired."""
         return Contrast.of((1, entry.nll), (-1, self.best[entry.data, entry.cost].nll))
 
     def conclusions(self) -> list[Conclusion]:
@@ -94,7 +97,7 @@ class Findings:
         return [conclusion for conclusion in found if conclusion is not None]
 
     def _lower(self, claim: str, paper: str, rows: Sequence[str], than: str) -> Conclusion | None:
-        """Whether these rows are below another wherever both are done."""
+        """Whether these rows are below another one wherever both are finished."""
         pairs = [(group[row], group[than]) for row in rows for group in self.groups.values() if row in group and than in group]
         found = {
             (f"{ROWS[one.row].label}, " if len(rows) > 1 else "") + f"{one.where}:": Contrast.of((1, one.nll), (-1, other.nll))
@@ -160,9 +163,8 @@ class Findings:
                          f"the paper's is {value:.2f}")  # fmt: skip
         if not pairs:
             return None
-        holds = False if False in verdicts else None if None in verdicts else True
         claim = f"Our test NLL are the paper's, to {_CLOSE} nats"
-        return Conclusion(claim, "trained until 300 epochs bring no gain", "; ".join(texts), holds)
+        return Conclusion(claim, "trained until 300 epochs bring no gain", "; ".join(texts), all_hold(verdicts))
 
     def tables(self) -> list[Table]:
         sets = dict.fromkeys([*("mnist", "omniglot"), *(entry.data for entry in self.entries)])
@@ -173,7 +175,7 @@ class Findings:
         own = [entry for entry in self.entries if entry.data == data]
         others = [published for published in PUBLISHED if published.at(data)]
         costs = sorted({*(COSTS if others else ()), *(entry.cost for entry in own)})
-        rows: list[list[str | float | None]] = []
+        rows: list[TableRow] = []
         for published in others:
             at = published.at(data)
             values = [None if k not in at else f"{at[k][0]:.2f}" + (f" ± {at[k][1]:.2f}" if at[k][1] else "") for k in costs]
@@ -208,12 +210,10 @@ class Findings:
 
     def _details(self) -> Table:
         columns = ["data", "k", "objective", "test NLL", "sd", "behind the best", "p", "expected cost", "steps clipped", "epochs"]
-        rows: list[list[str | float | None]] = []
+        rows: list[TableRow] = []
         for e in self.entries:
             behind, best = self.against_best(e), self.best[e.data, e.cost] is e
-            tested: list[str | float | None] = (
-                [None, None] if best else [f"{behind.mean:.2f} ± {behind.half():.2f}", float(f"{behind.p:.2g}")]
-            )
+            tested: TableRow = [None, None] if best else [f"{behind.mean:.2f} ± {behind.half():.2f}", float(f"{behind.p:.2g}")]
             numbers = [round(e.result["expected_cost"], 2), f"{fmean(e.result['clipped_decoder']):.0%}", max(e.epochs)]
             rows.append([DATA[e.data], e.cost, ROWS[e.row].label, round(e.mean, 3), round(stdev(e.nll), 3), *tested, *numbers])
         note = (

@@ -57,7 +57,7 @@ class Toy(LatentVariableModel):
 
 
 def toy_data(dimension: int, count: int, seed: int) -> Tensor:
-    """Draws of x, (count, dimension), with the true theta standard normal."""
+    """Samples of x, (count, dimension), with a standard normal true theta."""
     generator = torch.Generator().manual_seed(seed)
     theta, noise = (torch.randn(n, dimension, generator=generator, dtype=torch.float64) for n in (1, count))
     return theta + math.sqrt(2) * noise

@@ -1,4 +1,4 @@
-"""A small autoregressive density to distil into a model that draws all coordinates at once."""
+"""A small autoregressive density to distil into a model that samples all coordinates at once."""
 
 import math
 from dataclasses import dataclass
@@ -6,16 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dohyo.lab.targets.target import Target, gaussian_noise, log_gaussian, whole
+from dohyo.errors import whole
+from dohyo.lab.targets.target import Moments, Target, gaussian_noise, log_gaussian
 
 
 @dataclass(frozen=True)
 class Autoregressive(Target):
-    r"""Gaussian conditionals whose mean and scale turn with the coordinates before them; it is normalised.
+    r"""Gaussian conditionals whose mean and scale oscillate with the coordinates before them; it is normalised.
 
     .. math:: p^*(x) = \prod_i N(x_i; 2 \sin h_i, e^{\cos h_i - 1}), \qquad h_1 = 0, \quad h_{i+1} = x_i + h_i / 2
 
-    Here e^(cos h - 1) is the variance. Its density costs one pass, a draw one step for each coordinate: the case for which
+    Here e^(cos h - 1) is the variance. The density costs one pass, a sample one step for each coordinate: the case in which
     van den Oord et al., Parallel WaveNet, 2018, distil a slow sampler into a fast one by reverse KL.
 
     Example:
@@ -49,7 +50,7 @@ class Autoregressive(Target):
             state = values[-1] + state / 2
         return torch.stack(values, 1)
 
-    def reference(self) -> dict[str, tuple[float, float]]:
+    def reference(self) -> Moments:
         """By the Markov chain h on a grid. All means are zero, because x and -x have the same density."""
         step = 0.05
         grid = step * torch.arange(-300, 301, dtype=torch.float64, device="cpu")

@@ -1,21 +1,22 @@
 """A user's own log-density as a target."""
 
-import inspect
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dohyo.errors import DohyoError
-from dohyo.lab.targets.target import Target, Window, check_shape, same_dimension, what, whole
+from dohyo.errors import DohyoError, reporting, whole
+from dohyo.lab.targets.checks import check_shape, what
+from dohyo.lab.targets.target import Moments, Target, Window, same_dimension
 
 
 class Custom(Target):
     r"""A user's own log-density f, as a function or any other callable.
 
-    If it has attributes `dimension`, `log_normaliser`, `window`, `sample`, `quantities` or `reference`, they are used, with
-    the meaning they have in `Target`; a function can have attributes, too.
+    Its attributes `dimension`, `log_normaliser`, `window`, `sample`, `quantities` and `reference` are used if it has them, with
+    the same meaning as in `Target`; functions can have attributes, too.
 
     Example:
         >>> target = Custom(lambda x: -x.square().sum(-1) / 2, dimension=3)
@@ -24,7 +25,7 @@ class Custom(Target):
         >>> Custom(torch.sum)
         Traceback (most recent call last):
             ...
-        dohyo.DohyoError: sum: how many dimensions does it have? give --dimension N, or the function an attribute dimension
+        dohyo.DohyoError: sum: how many dimensions does it have? give --dimension N, or its attribute dimension
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], dimension: int | None = None, name: str | None = None) -> None:
@@ -32,22 +33,15 @@ class Custom(Target):
         self.name = name if name is not None else str(getattr(function, "__name__", type(function).__name__))
         own = getattr(function, "dimension", None)
         if dimension is None and own is None:
-            raise DohyoError(
-                f"{self.name}: how many dimensions does it have? give --dimension N, or the function an attribute dimension"
-            )
+            raise DohyoError(f"{self.name}: how many dimensions does it have? give --dimension N, or its attribute dimension")
         self.dimension = whole(f"{self.name}: its dimension", own if dimension is None else dimension)
         same_dimension(self.name, self.dimension, own)
-        self._log_normaliser = self._number("log_normaliser")
-        self._window = self._read_window()
-        for attribute, arguments in {"sample": ("n", "generator"), "quantities": ("x",), "reference": ()}.items():
-            self._takes(attribute, arguments)
+        self._log_normaliser: float | None = self._own("log_normaliser", _finite, "a finite number")
+        self._window: Window | None = self._own("window", _window, "((left, right), (bottom, top))")
 
     def __call__(self, x: Tensor) -> Tensor:
-        try:
+        with reporting(f"{self.name} raised {{}} at x {tuple(x.shape)}"):
             log_p = self.function(x)
-        except Exception as error:  # a user's function may raise anything, at the first draws or after an hour
-            line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise DohyoError(f"{self.name} raised {line} at x {tuple(x.shape)}") from error
         check_shape(self.name, log_p, x)
         return log_p
 
@@ -61,12 +55,12 @@ class Custom(Target):
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor | None:
         own = getattr(self.function, "sample", None)
-        draws = own(n, generator) if own is not None else None
-        if draws is None:
+        x = own(n, generator) if own is not None else None
+        if x is None:
             return None
-        if not isinstance(draws, Tensor) or draws.shape != (n, self.dimension):
-            raise DohyoError(f"{self.name}: sample({n}) gave {what(draws)}; it must be a tensor ({n}, {self.dimension})")
-        return draws.detach().double()
+        if not isinstance(x, Tensor) or x.shape != (n, self.dimension):
+            raise DohyoError(f"{self.name}: sample({n}) gave {what(x)}; it must be a tensor ({n}, {self.dimension})")
+        return x.detach().double()
 
     def quantities(self, x: Tensor) -> dict[str, Tensor]:
         own = getattr(self.function, "quantities", None)
@@ -80,7 +74,7 @@ class Custom(Target):
                 raise DohyoError(f"{self.name}: the quantity {key!r} is {what(value)}; it must be a tensor ({len(x)},)")
         return values
 
-    def reference(self) -> dict[str, tuple[float, float]] | None:
+    def reference(self) -> Moments | None:
         own = getattr(self.function, "reference", None)
         values = own() if own is not None else None
         if values is None:
@@ -90,38 +84,21 @@ class Custom(Target):
         except (AttributeError, TypeError, ValueError) as error:
             raise DohyoError(f"{self.name}: reference must give a dict from names to (mean, standard deviation)") from error
 
-    def _number(self, attribute: str) -> float | None:
+    def _own(self, attribute: str, convert: Callable[[Any], Any], needed: str) -> Any:
+        """The function's attribute, if it has it."""
         value = getattr(self.function, attribute, None)
-        if value is None:
-            return None
         try:
-            number = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise DohyoError(f"{self.name}: its {attribute} is {value!r}; it must be a finite number, or None where not known")
-        return number
+            return None if value is None else convert(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DohyoError(f"{self.name}: its {attribute} is {value!r}; it must be {needed}, or None if unknown") from error
 
-    def _read_window(self) -> Window | None:
-        value = getattr(self.function, "window", None)
-        if value is None:
-            return None
-        try:
-            (left, right), (bottom, top) = ((float(low), float(high)) for low, high in value)
-        except (TypeError, ValueError) as error:
-            raise DohyoError(f"{self.name}: its window is {value!r}; write ((left, right), (bottom, top)), or None") from error
-        return (left, right), (bottom, top)
 
-    def _takes(self, attribute: str, arguments: tuple[str, ...]) -> None:
-        method = getattr(self.function, attribute, None)
-        if method is None:
-            return
-        wanted = f"{attribute}({', '.join(arguments)})"
-        if not callable(method):
-            raise DohyoError(f"{self.name}: its {attribute} is {what(method)}; it must be a function {wanted}")
-        try:
-            inspect.signature(method).bind(*arguments)
-        except TypeError as error:
-            raise DohyoError(f"{self.name}: its {attribute} does not take these arguments; write {wanted}") from error
-        except ValueError:  # a builtin without a signature
-            return
+def _finite(value: Any) -> float:
+    if not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _window(value: Any) -> Window:
+    (left, right), (bottom, top) = ((float(low), float(high)) for low, high in value)
+    return (left, right), (bottom, top)

@@ -1,7 +1,6 @@
 """The eight-schools posterior, centred and non-centred, with exact moments."""
 
 import math
-from abc import abstractmethod
 from functools import cached_property
 
 import torch
@@ -9,49 +8,63 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dohyo.lab.targets.quadrature import Quadrature
-from dohyo.lab.targets.target import Target, gaussian_noise, log_gaussian
+from dohyo.lab.targets.target import Moments, Target, gaussian_noise, log_gaussian
 
 EFFECTS = (28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0)
 ERRORS = (15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0)
 PRIOR_SCALE = 5.0  # of mu, and of tau
 
 
-class Schools(Target):
-    """What both parameterisations share; a subclass says what x holds beside mu and log tau.
+class EightSchools(Target):
+    r"""Eight schools, non-centred: x = (mu, log tau, eta_1 .. eta_8) with theta_j = mu + tau eta_j.
 
-    The normaliser is the marginal likelihood of the eight effects: every constant is kept. Given tau everything is Gaussian,
-    so the integral over log tau is the only one left, and a grid does it.
+    .. math:: f(x) = \log N(\mu; 0, 5^2) + \log C^+(\tau; 5) + \log \tau
+              + \sum_j \log N(\eta_j; 0, 1) + \log N(y_j; \mu + \tau \eta_j, \sigma_j^2)
+
+    The log tau is the Jacobian of tau = exp(x_2), and C+ is the half-Cauchy density. Centred, x = (mu, log tau, theta_1 ..
+    theta_8), which is a funnel in log tau: N(eta_j; 0, 1) becomes N(theta_j; mu, tau^2). The normaliser is the marginal
+    likelihood of the eight effects, with every constant. Given tau everything is Gaussian, so only the integral over log tau
+    remains, which is computed on a grid.
+
+    References:
+        Rubin, Estimation in parallel randomized experiments, 1981; Gelman et al., Bayesian Data Analysis, section 5.5; the
+        priors are those of Stan's and of posteriordb's model. Betancourt and Girolami, Hamiltonian Monte Carlo for
+        hierarchical models, 2015, on why the centred one is harder.
+
+    Example:
+        >>> target = EightSchools()
+        >>> round(target.log_normaliser, 4), EightSchools(centred=True).log_normaliser == target.log_normaliser
+        (-31.3113, True)
+        >>> [round(value, 2) for value in target.reference()["tau"]]
+        [3.6, 3.22]
     """
 
     dimension = 10
 
-    @abstractmethod
+    def __init__(self, centred: bool = False) -> None:
+        self.centred = centred
+        self.name = "eight-schools-centred" if centred else "eight-schools"
+
     def effects(self, x: Tensor) -> Tensor:
         """theta, (n, 8)."""
+        return x[:, 2:] if self.centred else x[:, :1] + x[:, 1:2].exp() * x[:, 2:]
 
     def __call__(self, x: Tensor) -> Tensor:
-        mu, log_tau, theta = x[:, 0], x[:, 1], self.effects(x)
-        log_likelihood = log_gaussian(x.new_tensor(EFFECTS), theta, x.new_tensor(ERRORS).log()).sum(-1)
-        return log_gaussian(mu, 0.0, math.log(PRIOR_SCALE)) + _log_prior(log_tau) + self._log_schools(x) + log_likelihood
-
-    @abstractmethod
-    def _log_schools(self, x: Tensor) -> Tensor:
-        """The log prior density of x's last eight columns given mu and tau."""
+        mu, log_tau = x[:, :1], x[:, 1:2]
+        log_likelihood = log_gaussian(x.new_tensor(EFFECTS), self.effects(x), x.new_tensor(ERRORS).log()).sum(-1)
+        log_schools = log_gaussian(x[:, 2:], *((mu, log_tau) if self.centred else (0.0, 0.0))).sum(-1)
+        return log_gaussian(mu[:, 0], 0.0, math.log(PRIOR_SCALE)) + _log_prior(log_tau[:, 0]) + log_schools + log_likelihood
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws of tau from a fine grid in log tau (its steps are 0.01), then exact ones of mu and theta given tau."""
+        """tau from a fine grid in log tau (with steps of 0.01), then mu and theta given tau exactly."""
         log_tau = self._posterior.sample(n, generator)
         noise = gaussian_noise(n, 9, generator)
         mean, precision = _mu_given_tau(log_tau)
         mu = mean[:, None] + noise[:, :1] / precision[:, None].sqrt()
         tau, variance = log_tau.exp(), noise.new_tensor(ERRORS).square()
         total = variance + tau.square()
-        raw = tau * (noise.new_tensor(EFFECTS) - mu) / total + (variance / total).sqrt() * noise[:, 1:]
-        return self._join(mu, log_tau, raw)
-
-    @abstractmethod
-    def _join(self, mu: Tensor, log_tau: Tensor, raw: Tensor) -> Tensor:
-        """x from mu, log tau and (theta - mu) / tau."""
+        eta = tau * (noise.new_tensor(EFFECTS) - mu) / total + (variance / total).sqrt() * noise[:, 1:]
+        return torch.cat([mu, log_tau, mu + tau * eta if self.centred else eta], 1)
 
     def quantities(self, x: Tensor) -> dict[str, Tensor]:
         theta = {f"theta{i + 1}": column for i, column in enumerate(self.effects(x).unbind(1))}
@@ -61,7 +74,7 @@ class Schools(Target):
     def log_normaliser(self) -> float:
         return self._posterior.log_integral
 
-    def reference(self) -> dict[str, tuple[float, float]]:
+    def reference(self) -> Moments:
         """The exact posterior mean and standard deviation of mu, tau and each theta."""
         log_tau = self._posterior.points
         mean, precision = _mu_given_tau(log_tau)
@@ -70,7 +83,7 @@ class Schools(Target):
             "tau": self._posterior.mean_and_spread(log_tau[:, 0].exp()),
         }
         for i, (effect, error) in enumerate(zip(EFFECTS, ERRORS, strict=True)):
-            own = 1 / (1 + error**2 * (-2 * log_tau[:, 0]).exp())  # the weight of a school's own effect, against mu
+            own = 1 / (1 + error**2 * (-2 * log_tau[:, 0]).exp())  # the weight of a school's own effect against mu
             moments[f"theta{i + 1}"] = self._posterior.mean_and_spread(
                 own * effect + (1 - own) * mean, (1 - own).square() / precision + own * error**2
             )
@@ -78,67 +91,8 @@ class Schools(Target):
 
     @cached_property
     def _posterior(self) -> Quadrature:
-        """Of log tau. Its density falls as tau on the left and as tau^-9 on the right, to 1e-15 at these ends."""
+        """The posterior of log tau. Its density falls as tau on the left and as tau^-9 on the right, to 1e-15 at these ends."""
         return Quadrature.over(_log_joint, (-35.0, 8.0, 0.01))
-
-
-class EightSchools(Schools):
-    r"""Eight schools, non-centred: x = (mu, log tau, eta_1 .. eta_8) with theta_j = mu + tau eta_j.
-
-    .. math:: f(x) = \log N(\mu; 0, 5^2) + \log C^+(\tau; 5) + \log \tau
-              + \sum_j \log N(\eta_j; 0, 1) + \log N(y_j; \mu + \tau \eta_j, \sigma_j^2)
-
-    The log tau is the Jacobian of tau = exp(x_2), and C+ is the half-Cauchy density.
-
-    References:
-        Rubin, Estimation in parallel randomized experiments, 1981; Gelman et al., Bayesian Data Analysis, section 5.5; the
-        priors are those of Stan's and of posteriordb's model.
-
-    Example:
-        >>> target = EightSchools()
-        >>> round(target.log_normaliser, 4)
-        -31.3113
-        >>> [round(value, 2) for value in target.reference()["tau"]]
-        [3.6, 3.22]
-    """
-
-    name = "eight-schools"
-
-    def effects(self, x: Tensor) -> Tensor:
-        return x[:, :1] + x[:, 1:2].exp() * x[:, 2:]
-
-    def _log_schools(self, x: Tensor) -> Tensor:
-        return log_gaussian(x[:, 2:], 0.0, 0.0).sum(-1)
-
-    def _join(self, mu: Tensor, log_tau: Tensor, raw: Tensor) -> Tensor:
-        return torch.cat([mu, log_tau, raw], 1)
-
-
-class CentredEightSchools(Schools):
-    r"""Eight schools, centred: x = (mu, log tau, theta_1 .. theta_8), a funnel in log tau.
-
-    .. math:: f(x) = \log N(\mu; 0, 5^2) + \log C^+(\tau; 5) + \log \tau
-              + \sum_j \log N(\theta_j; \mu, \tau^2) + \log N(y_j; \theta_j, \sigma_j^2)
-
-    References:
-        As for `EightSchools`; Betancourt and Girolami, Hamiltonian Monte Carlo for hierarchical models, 2015, on why it is
-        the harder one.
-
-    Example:
-        >>> CentredEightSchools().log_normaliser == EightSchools().log_normaliser
-        True
-    """
-
-    name = "eight-schools-centred"
-
-    def effects(self, x: Tensor) -> Tensor:
-        return x[:, 2:]
-
-    def _log_schools(self, x: Tensor) -> Tensor:
-        return log_gaussian(x[:, 2:], x[:, :1], x[:, 1:2]).sum(-1)
-
-    def _join(self, mu: Tensor, log_tau: Tensor, raw: Tensor) -> Tensor:
-        return torch.cat([mu, log_tau, mu + log_tau.exp() * raw], 1)
 
 
 def _log_prior(log_tau: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from dohyo.lab.targets.quadrature import Quadrature
-from dohyo.lab.targets.target import Target, Window, log_gaussian
+from dohyo.lab.targets.target import Moments, Target, Window, log_gaussian
 
 # The 23 launches before Challenger's: degrees Fahrenheit, and whether an O-ring showed distress.
 TEMPERATURE = (66, 70, 69, 68, 67, 72, 73, 70, 57, 63, 70, 78, 67, 53, 67, 75, 70, 81, 76, 79, 75, 76, 58)
@@ -21,9 +21,9 @@ class ORings(Target):
 
     .. math:: f(a, b) = \log N(a; 0, 5^2) + \log N(b; 0, 5^2) + \sum_i \log \mathrm{sigmoid}(\pm_i (a + b t_i))
 
-    t is the temperature less its mean, over its standard deviation (69.6 and 6.9 degrees Fahrenheit; the latter divides by
-    23); the sign is + where there was distress. Challenger started at 31 degrees, t = -5.6. The normaliser is the marginal
-    likelihood. It, the moments and the draws come from a grid with steps of 0.04 that is made when first asked for.
+    t is the temperature, standardised by its mean and standard deviation (69.6 and 6.9 degrees Fahrenheit; the latter divides
+    by 23); the sign is + if there was distress. Challenger was launched at 31 degrees, t = -5.6. The normaliser is the marginal
+    likelihood. The moments and samples come from a grid with steps of 0.04 that is computed when first needed.
 
     References:
         Dalal, Fowlkes and Hoadley, Risk analysis of the space shuttle: pre-Challenger prediction of failure, 1989.
@@ -62,9 +62,8 @@ class ORings(Target):
     def log_normaliser(self) -> float:
         return self._posterior.log_integral
 
-    def reference(self) -> dict[str, tuple[float, float]]:
-        intercept, slope = self._posterior.points.unbind(1)
-        return {"intercept": self._posterior.mean_and_spread(intercept), "slope": self._posterior.mean_and_spread(slope)}
+    def reference(self) -> Moments:
+        return {name: self._posterior.mean_and_spread(x) for name, x in self.quantities(self._posterior.points).items()}
 
     @cached_property
     def _posterior(self) -> Quadrature:

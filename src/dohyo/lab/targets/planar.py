@@ -1,16 +1,42 @@
-"""Targets in two dimensions, with everything known: a funnel, a banana, separated modes, a ring."""
+"""Targets in two dimensions about which everything is known: a funnel, a banana, separated modes, a ring."""
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dohyo.lab.targets.target import Target, Window, device_of, gaussian_noise, log_gaussian, positive, whole
+from dohyo.errors import whole
+from dohyo.lab.targets.target import Moments, Target, Window, device_of, gaussian_noise, log_gaussian, positive
+
+
+class Conditional(Target):
+    """x1 ~ N(0, scale^2), and a Gaussian x2 whose mean and log standard deviation depend on x1."""
+
+    scale: float
+    dimension = 2
+    log_normaliser = 0.0
+
+    @abstractmethod
+    def given(self, x1: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and the log standard deviation of x2."""
+
+    def __post_init__(self) -> None:
+        positive(scale=self.scale)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x1, x2 = x.unbind(1)
+        return log_gaussian(x1, 0.0, math.log(self.scale)) + log_gaussian(x2, *self.given(x1))
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        noise1, noise2 = gaussian_noise(n, 2, generator).unbind(1)
+        mean, log_scale = self.given(self.scale * noise1)
+        return torch.stack([self.scale * noise1, mean + log_scale.exp() * noise2], 1)
 
 
 @dataclass(frozen=True)
-class Funnel(Target):
+class Funnel(Conditional):
     r"""The paper's funnel: the standard deviation of the second coordinate is the exponential of the first.
 
     .. math:: p^*(x) = N(x_1; 0, s^2) \, N(x_2; 0, e^{2 x_1}), \qquad s = 1.35
@@ -25,31 +51,20 @@ class Funnel(Target):
 
     scale: float = 1.35
     name = "funnel"
-    dimension = 2
-    log_normaliser = 0.0
-
-    def __post_init__(self) -> None:
-        positive(scale=self.scale)
 
     @property
     def window(self) -> Window:
         return (-3 * self.scale, 2.5 * self.scale), (-8.0, 8.0)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x1, x2 = x.unbind(1)
-        return log_gaussian(x1, 0.0, math.log(self.scale)) + log_gaussian(x2, 0.0, x1)
+    def given(self, x1: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(x1), x1
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        noise1, noise2 = gaussian_noise(n, 2, generator).unbind(1)
-        x1 = self.scale * noise1
-        return torch.stack([x1, x1.exp() * noise2], 1)
-
-    def reference(self) -> dict[str, tuple[float, float]]:
+    def reference(self) -> Moments:
         return {"x1": (0.0, self.scale), "x2": (0.0, math.exp(self.scale**2))}  # E e^(2 x1) = e^(2 s^2)
 
 
 @dataclass(frozen=True)
-class Banana(Target):
+class Banana(Conditional):
     r"""A Gaussian bent along a parabola.
 
     .. math:: p^*(x) = N(x_1; 0, s^2) \, N(x_2; b (x_1^2 - s^2), 1)
@@ -65,40 +80,26 @@ class Banana(Target):
     scale: float = 2.0
     bend: float = 0.5
     name = "banana"
-    dimension = 2
-    log_normaliser = 0.0
-
-    def __post_init__(self) -> None:
-        positive(scale=self.scale)
 
     @property
     def window(self) -> Window:
         ends = sorted([self.bend * 8 * self.scale**2, -self.bend * self.scale**2])  # at three standard deviations, at zero
         return (-3 * self.scale, 3 * self.scale), (ends[0] - 3, ends[1] + 1)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x1, x2 = x.unbind(1)
-        return log_gaussian(x1, 0.0, math.log(self.scale)) + log_gaussian(x2, self._ridge(x1), 0.0)
+    def given(self, x1: Tensor) -> tuple[Tensor, Tensor]:
+        return self.bend * (x1.square() - self.scale**2), torch.zeros_like(x1)
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        noise1, noise2 = gaussian_noise(n, 2, generator).unbind(1)
-        x1 = self.scale * noise1
-        return torch.stack([x1, self._ridge(x1) + noise2], 1)
-
-    def reference(self) -> dict[str, tuple[float, float]]:
+    def reference(self) -> Moments:
         return {"x1": (0.0, self.scale), "x2": (0.0, math.sqrt(1 + 2 * self.bend**2 * self.scale**4))}
-
-    def _ridge(self, x1: Tensor) -> Tensor:
-        return self.bend * (x1.square() - self.scale**2)
 
 
 @dataclass(frozen=True)
 class Mixture(Target):
-    r"""Equal Gaussians on a circle, so far apart that a density which misses one never hears of it.
+    r"""Equal Gaussians on a circle, so distant from each other that a model which misses one never learns of it.
 
     .. math:: p^*(x) = \frac1M \sum_{j=1}^M N(x; r (\cos 2 \pi j / M, \sin 2 \pi j / M), s^2 I)
 
-    Neighbours are six standard deviations apart by default.
+    By default the distance between neighbours is six standard deviations.
 
     Example:
         >>> target = Mixture()
@@ -131,7 +132,7 @@ class Mixture(Target):
         mode = torch.randint(self.modes, (n,), generator=generator, device=noise.device)
         return self._centres(noise)[mode] + self.scale * noise
 
-    def reference(self) -> dict[str, tuple[float, float]]:
+    def reference(self) -> Moments:
         centres = self._centres(torch.zeros((), dtype=torch.float64))
         mean, spread = centres.mean(0), (centres.var(0, correction=0) + self.scale**2).sqrt()
         return {f"x{i + 1}": (float(mean[i]), float(spread[i])) for i in range(2)}
@@ -148,7 +149,7 @@ class Ring(Target):
     .. math:: f(x) = -\frac12 \Big( \frac{|x|^2 - r^2}{2 r w} \Big)^2,
               \qquad Z = \pi \, c \sqrt{2 \pi} \, \Phi(r^2 / c), \quad c = 2 r w
 
-    The squared radius is a Gaussian N(r^2, c^2) cut off at zero, because equal steps of it are equal areas.
+    The squared radius is a Gaussian N(r^2, c^2) truncated at zero, because equal steps of it are equal areas.
 
     Example:
         >>> round(Ring().log_normaliser, 4)
@@ -182,7 +183,7 @@ class Ring(Target):
         angle = 2 * math.pi * turn
         return torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
 
-    def reference(self) -> dict[str, tuple[float, float]]:
+    def reference(self) -> Moments:
         start = self.radius**2 / self._spread
         at_zero = math.exp(-(start**2) / 2) / math.sqrt(2 * math.pi)
         squared_radius = self.radius**2 + self._spread * at_zero / (1 - self._cut_off)

@@ -1,4 +1,4 @@
-"""A density on a fine regular grid: its integral, its moments, and draws from it."""
+"""A density on a fine regular grid: its integral, its moments, and samples from it."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Quadrature:
     .. math:: \int e^{f(x)} \, dx \approx h_1 \cdots h_d \sum_i e^{f(x_i)}
 
     For a smooth density that vanishes at the grid's ends the error of the sums falls faster than every power of the step.
-    Draws are uniform in the cell around a grid point, which adds h^2 / 12 to each variance.
+    Samples are uniform in the cell around a grid point, which adds h^2 / 12 to each variance.
 
     Example:
         >>> grid = Quadrature.over(lambda x: -x[:, 0].square() / 2, (-12.0, 12.0, 0.1))
@@ -53,7 +53,7 @@ class Quadrature:
         return float(centre), float((weights * ((mean - centre).square() + variance)).sum().sqrt())
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """n independent draws, (n, dimension)."""
+        """n independent samples, (n, dimension)."""
         device = device_of(generator)
         cumulative = self.log_density.to(device).softmax(0).cumsum(0)
         level = torch.rand(n, generator=generator, dtype=torch.float64, device=device) * cumulative[-1]

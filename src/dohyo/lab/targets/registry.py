@@ -1,15 +1,16 @@
-"""Targets by name: those of this package, and a user's own `package.module:function`."""
+"""Targets by name: this package's, and a user's own `package.module:function`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, reporting, whole
 from dohyo.lab.targets.autoregressive import Autoregressive
 from dohyo.lab.targets.custom import Custom
-from dohyo.lab.targets.eight_schools import CentredEightSchools, EightSchools
+from dohyo.lab.targets.eight_schools import EightSchools
 from dohyo.lab.targets.o_rings import ORings
 from dohyo.lab.targets.planar import Banana, Funnel, Mixture, Ring
-from dohyo.lab.targets.target import Target, same_dimension, whole
+from dohyo.lab.targets.target import Target, same_dimension
 from dohyo.names import nearest, users_function
 
 TARGETS: dict[str, Callable[[], Target]] = {
@@ -18,19 +19,19 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "mixture": Mixture,
     "ring": Ring,
     "eight-schools": EightSchools,
-    "eight-schools-centred": CentredEightSchools,
+    "eight-schools-centred": partial(EightSchools, centred=True),
     "o-rings": ORings,
     "autoregressive": Autoregressive,
 }
 
 
 def target(of: str | Callable[..., Any], dimension: int | None = None) -> Target:
-    """The target with this name, or the one that a user's log-density makes.
+    """The target with this name, or a user's own.
 
     Args:
-        of: A key of `TARGETS`; `package.module:function`, looked for in the current folder first; a `Target`; or a function
-            from x (n, dimension) to log-densities (n,), up to a constant. A class is built without arguments.
-        dimension: Of a function that has no attribute `dimension`.
+        of: A key of `TARGETS`; `package.module:function`, for which the current folder is searched first; a `Target`; or a
+            function from x (n, dimension) to log-densities (n,), up to a constant. A class is built without arguments.
+        dimension: The dimension of a function that has no attribute `dimension`.
 
     Example:
         >>> target("funnel")
@@ -51,23 +52,12 @@ def target(of: str | Callable[..., Any], dimension: int | None = None) -> Target
             raise DohyoError(f"unknown target {of!r}: {nearest(of, TARGETS)}; your own is package.module:function")
         function = TARGETS[of]()
     if isinstance(function, type):
-        function = _built(function, name)
+        with reporting(f"the class {name} cannot be built without arguments ({{}}); name a function, or an object that is built"):
+            function = function()
     if not callable(function):
-        raise DohyoError(
-            f"{name} cannot be called; a target is one of {', '.join(TARGETS)}, package.module:function or a function"
-        )
+        raise DohyoError(f"{name} is not callable; use one of {', '.join(TARGETS)}, package.module:function or a function")
     if not isinstance(function, Target):
         return Custom(function, dimension, name)
     own = whole(f"{name}: its dimension", getattr(function, "dimension", None))
     same_dimension(name, own if dimension is None else dimension, own)
     return function
-
-
-def _built(cls: type, name: str) -> Any:
-    try:
-        return cls()
-    except Exception as error:  # a user's class may raise anything
-        raise DohyoError(
-            f"the class {name} cannot be built without arguments ({type(error).__name__}: {' '.join(str(error).split())}); "
-            "name a function, or an object that is built"
-        ) from error

@@ -1,8 +1,7 @@
-"""What a target is: a log-density up to a constant, with its normaliser, draws and moments where they are known."""
+"""What a target is: a log-density up to a constant, with its normaliser, samples and moments if they are known."""
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,15 +9,16 @@ from torch import Tensor
 from dohyo.errors import DohyoError
 
 Window = tuple[tuple[float, float], tuple[float, float]]
+Moments = dict[str, tuple[float, float]]  # mean and standard deviation of each quantity
 
 
 class Target(ABC):
-    r"""A density p* known up to a constant, from which reverse-KL inference learns.
+    r"""A density p* known up to a constant, to which reverse-KL inference fits a model.
 
     .. math:: p^*(x) = e^{f(x)} / Z, \qquad Z = \int e^{f(x)} \, dx
 
-    Calling a target gives f, one value for each row of x, differentiable, in x's dtype and on x's device. Everything else
-    is for looking at the result, and may be unknown.
+    Calling a target gives f, one value for each row of x, differentiable, with x's dtype and device. Everything else serves to
+    judge the result, and may be unknown.
 
     Example:
         >>> class Exponential(Target):
@@ -40,7 +40,7 @@ class Target(ABC):
 
     @property
     def log_normaliser(self) -> float | None:
-        """log Z, or None where it is not known."""
+        """log Z, or None if it is not known."""
         return None
 
     @property
@@ -49,45 +49,29 @@ class Target(ABC):
         return None
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor | None:
-        """n independent draws, (n, dimension) float64 on the generator's device, or None where nobody knows how."""
+        """n independent samples, (n, dimension) float64 on the generator's device, or None if there is no way to draw them."""
         return None
 
     def quantities(self, x: Tensor) -> dict[str, Tensor]:
-        """What a user wants moments of, by name, each (n,)."""
+        """The quantities whose moments are of interest, by name, each (n,)."""
         return {f"x{i + 1}": column for i, column in enumerate(x.unbind(1))}
 
-    def reference(self) -> dict[str, tuple[float, float]] | None:
-        """The exact mean and standard deviation of each of `quantities`, or None where they are not known."""
+    def reference(self) -> Moments | None:
+        """The exact mean and standard deviation of each of `quantities`, or None if they are not known."""
         return None
 
 
-def same_dimension(name: str, dimension: int, other: int | None) -> None:
-    """A ValueError where a target's own dimension and the one that was asked for differ."""
-    if other is not None and other != dimension:
-        raise DohyoError(f"{name}: --dimension {dimension} and its own dimension, {other!r}, differ; leave out --dimension")
-
-
-def what(value: object) -> str:
-    """What came, for an error message."""
-    if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-def check_shape(name: str, log_p: object, x: Tensor) -> None:
-    """A ValueError unless `log_p` is one number for each row of x."""
-    needed = f"it must be ({len(x)},), one log-density for each row of x {tuple(x.shape)}"
-    if not isinstance(log_p, Tensor):
-        raise DohyoError(f"{name} gave {what(log_p)}; it must be a tensor ({len(x)},), one log-density for each row of x")
-    if log_p.shape != (len(x),):
-        raise DohyoError(f"{name} gave {what(log_p)}; {needed}: sum over x's last axis alone, as in .sum(-1)")
+def same_dimension(name: str, dimension: int, own: int | None) -> None:
+    """An error if a target's own dimension is not the one asked for."""
+    if own is not None and own != dimension:
+        raise DohyoError(f"{name}: --dimension {dimension} and its own dimension, {own!r}, differ; leave out --dimension")
 
 
 def positive(**values: float) -> None:
-    """A ValueError unless all of these are finite and more than 0."""
+    """An error unless all of these are finite and greater than 0."""
     for name, value in values.items():
         if not 0 < value < math.inf:
-            raise DohyoError(f"{name} is {value!r}; it must be finite and more than 0")
+            raise DohyoError(f"{name} is {value!r}; it must be finite and greater than 0")
 
 
 def log_gaussian(x: Tensor, mean: Tensor | float, log_scale: Tensor | float) -> Tensor:
@@ -102,12 +86,5 @@ def gaussian_noise(n: int, dimension: int, generator: torch.Generator | None) ->
 
 
 def device_of(generator: torch.Generator | None) -> torch.device:
-    """The generator's device, or the processor."""
+    """The generator's device, or the CPU."""
     return generator.device if generator is not None else torch.device("cpu")
-
-
-def whole(name: str, value: Any) -> int:
-    """A whole number from 1, or a ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise DohyoError(f"{name} is {value!r}; it must be a whole number from 1")
-    return value

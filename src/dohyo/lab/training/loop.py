@@ -12,11 +12,12 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
+from dohyo.lab.folder import CHECKPOINT
 from dohyo.lab.training.config import LoopConfig
 from dohyo.lab.training.log import RunLog
 from dohyo.lab.training.processes import launch, sum_over_processes
-from dohyo.lab.training.state import CHECKPOINT, State
+from dohyo.lab.training.state import State
 from dohyo.lab.training.step import Totals, train_step
 from dohyo.lab.training.tasks import Data, Objective, OnData, Record, Task
 from dohyo.objectives import MaximumLikelihood
@@ -50,7 +51,7 @@ def fit(
 
 def check(model: Any, objective: Objective, x: Tensor) -> None:
     """Try the objective once, so that a model which lacks something says so before anything is begun; nothing is disturbed."""
-    with apart(model, 0), torch.enable_grad():
+    with isolated(model, 0), torch.enable_grad():
         objective(model, x, torch.Generator().manual_seed(0), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""All that a run is at the end of an epoch, and how it is kept: one file, replaced whole."""
+"""A run at the end of an epoch, and how it is saved: one file, replaced whole."""
 
 import copy
 import dataclasses
@@ -12,23 +12,19 @@ from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
 from dohyo.files import replacing
-from dohyo.lab.training.config import Progress, StepConfig
+from dohyo.lab.folder import CHECKPOINT, as_values
+from dohyo.lab.training.config import Progress, StepConfig, resumable_fields
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import Task
-
-CHECKPOINT = "checkpoint.pt"
-_FREE = {"epochs", "steps", "instance", "stop_patience", "device", "max_rows", "checkpoint_seconds", "data_dir", "on_divergence",
-         "max_seconds", "program",
-         "test_terms", "test_draws"}  # fmt: skip  # what may change on resume
 
 
 @dataclass(eq=False)
 class State:
-    """A run between two epochs: what is needed to go on as if nothing had happened.
+    """A run between two epochs: what is needed to continue as if nothing had happened.
 
-    Noise comes from torch's global generator, which each process seeds for itself, or, the same numbers, from `noise` if that
-    is there; `order` shuffles the data, the same on every process; `depth` draws K, the same on every process for a batch K
-    and not otherwise. `best` are the parameters that the run would leave if it ended now. `rate` is the learning rate now, which
+    Noise comes from torch's global generator, which each process seeds for itself, or, with the same numbers, from `noise` if
+    there is one; `order` shuffles the data, the same on every process; `depth` draws K, the same on every process for a batch K
+    and not otherwise. `best` holds the parameters that the run would leave if it ended now. `rate` is the learning rate, which
     an optimiser may hold in single precision on a GPU.
     """
 
@@ -42,7 +38,7 @@ class State:
     progress: Progress = field(default_factory=Progress)
 
     @classmethod
-    def start(cls, model: nn.Module, config: Any, fabric: Fabric, shared_k: bool, own_noise: bool = False) -> "State":
+    def start(cls, model: nn.Module, config: StepConfig, fabric: Fabric, shared_k: bool, own_noise: bool = False) -> "State":
         """A run that has not begun."""
         model.load_state_dict(fabric.broadcast(model.state_dict()))
         model = model.to(fabric.device)
@@ -51,8 +47,7 @@ class State:
         noise = torch.Generator(fabric.device).manual_seed(seed) if own_noise else None
         if noise is None:
             torch.manual_seed(seed)
-        k_seed = getattr(config, "k_seed", None)
-        k_seed = config.seed if k_seed is None else k_seed
+        k_seed = config.seed if config.k_seed is None else config.k_seed
         return cls(
             model,
             _optimiser(model, config, fabric.device),
@@ -71,8 +66,8 @@ class State:
             else:
                 group["lr"] = rate
 
-    def after_epoch(self, score: float | None, config: Any) -> None:
-        """Count the epoch, remember the parameters if they are the best, or if there is no score to tell."""
+    def after_epoch(self, score: float | None, config: StepConfig) -> None:
+        """Count the epoch, and keep the parameters if they are the best, or if there is no score to say so."""
         progress = self.progress
         progress.epoch += 1
         if score is None or score < progress.best_score:
@@ -107,10 +102,10 @@ class State:
                     torch.save(checkpoint, temporary)
             except RuntimeError as error:  # what torch makes of a full disk
                 reason = str(error).splitlines()[0]
-                raise OSError(f"{folder / CHECKPOINT} cannot be written ({reason}); the one before it is kept") from error
+                raise OSError(f"{folder / CHECKPOINT} cannot be written ({reason}); the previous one is kept") from error
 
     def restore(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
-        """Become what the folder's checkpoint holds, if there is one."""
+        """Restore the folder's checkpoint, if there is one."""
         if not (folder / CHECKPOINT).exists():
             return
         checkpoint = load_checkpoint(folder)
@@ -119,13 +114,13 @@ class State:
                 f"{folder}: the run had {len(checkpoint['noise'])} processes, not {fabric.world_size}; resume with as many"
             )
         for key, value in identity(config).items():
-            if key in checkpoint["config"] and checkpoint["config"][key] != value:  # an option that is new has its default
+            before = checkpoint["config"].get(key, value)  # an option that did not exist then has its default
+            if before != value:
                 raise DohyoError(
-                    f"{folder}: {key} is {value} now, but was {checkpoint['config'].get(key)} when the run began; "
-                    "put it back, or start a new run"
+                    f"{folder}: {key} is {value} now, but was {before} when the run began; restore it, or start a new run"
                 )
         self.model.load_state_dict(checkpoint["model"])
-        own = self.optimiser.state_dict()  # its options are of this machine: only what it has learnt is taken over
+        own = self.optimiser.state_dict()  # its options depend on the machine: only what it has learnt is restored
         self.optimiser.load_state_dict({**own, "state": checkpoint["optimiser"]["state"]})
         self.best = checkpoint["best"]
         self.order.set_state(checkpoint["order"])
@@ -155,14 +150,14 @@ def _optimiser(model: nn.Module, config: StepConfig, device: torch.device) -> to
 
 
 def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    """Copies of tensors that may be views: `deepcopy` and `torch.save` would take along all that they are views of."""
+    """Copies of tensors that may be views: `deepcopy` and `torch.save` would copy the whole tensors they are views of."""
     return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in values.items()}
 
 
 def identity(config: StepConfig) -> dict[str, Any]:
-    """What of a config decides the numbers of a run, as plain data."""
-    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in _FREE}
-    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+    """The part of a config that a resumed run must not change, as plain data."""
+    free = resumable_fields(config)
+    return {key: value for key, value in as_values(config).items() if key not in free}
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any]:
@@ -172,10 +167,13 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
         raise DohyoError(f"{folder}: has no {CHECKPOINT} yet; train it first (--resume {folder})")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        numbers, noise, _, _ = (checkpoint[key] for key in ("numbers", "noise", "best", "config"))
-        older = set(numbers) != {f.name for f in dataclasses.fields(Progress)} or "task" not in noise[0]
-    except Exception as error:
+    except Exception as error:  # torch and pickle raise whatever a damaged file leads them to
         raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged ({type(error).__name__})") from error
-    if older:
-        raise DohyoError(f"{path}: was made by another version of dohyo; start a new run, or go on with the version that made it")
-    return dict(checkpoint)
+    parts = {"model": dict, "best": dict, "optimiser": dict, "config": dict, "numbers": dict, "noise": list}
+    if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(key), kind) for key, kind in parts.items()):
+        raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged")
+    known = {each.name for each in dataclasses.fields(Progress)}
+    tasks = [isinstance(noise, dict) and "task" in noise for noise in checkpoint["noise"]]
+    if set(checkpoint["numbers"]) != known or not all(tasks):
+        raise DohyoError(f"{path}: was made by another version of dohyo; start a new run, or resume it with that version")
+    return checkpoint

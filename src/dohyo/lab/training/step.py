@@ -32,9 +32,6 @@ class Totals:
         known = torch.nan if baseline is None else baseline
         return cls(torch.full((), known, dtype=torch.float64, device=device), torch.zeros(2, dtype=torch.float64, device=device))
 
-    def add(self, name: str, values: Tensor) -> None:
-        self.sums[name] = self.sums.get(name, torch.zeros_like(self.baseline)) + values.double().sum()
-
 
 def train_step(
     state: State, x: Tensor, batch: int, objective: Objective, config: StepConfig, fabric: Fabric, totals: Totals
@@ -49,7 +46,7 @@ def train_step(
         (outcome.loss * (len(x) / batch)).backward()  # a mean over what is here of the batch
         level = outcome.level.double().sum() / batch
         for name, values in outcome.numbers.items():
-            totals.add(name, values)
+            totals.sums[name] = totals.sums.get(name, 0.0) + values.double().sum()
     elif objective.shared:
         objective.skip(state.depth)  # to keep in step with the other processes' K
     _join(fabric, [*theta, *phi], level, totals, objective.running_baseline)
@@ -60,7 +57,9 @@ def train_step(
 def _join(fabric: Fabric, parameters: list[torch.nn.Parameter], level: Tensor, totals: Totals, running: bool) -> None:
     """Sum gradients and level over the processes; the level moves the baseline of the *next* step, whose noise is its own."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    *gradients, level = sum_over_processes(fabric, [*gradients, level.to(parameters[0].dtype)])
+    level = level.to(parameters[0].dtype)
+    if fabric.world_size > 1:
+        *gradients, level = sum_over_processes(fabric, [*gradients, level])
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     if running:

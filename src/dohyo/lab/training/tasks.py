@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE
-from dohyo.evaluation import evaluate, most_rows
+from dohyo.evaluation import mean_log_p, most_rows
 from dohyo.lab.training.config import DrawsConfig, LoopConfig, Progress, StepConfig
 from dohyo.lab.training.processes import one_thread, sum_over_processes
 from dohyo.objectives import Outcome
@@ -161,6 +161,6 @@ def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: 
     estimator = IWAE(config.valid_terms)
     seed = config.seed + fabric.global_rank
     batch = max(1000, most_rows(own, config.max_rows) // config.valid_terms)
-    result = evaluate(model, own, estimator, batch_size=batch, max_rows=config.max_rows, khat_samples=0, seed=seed)  # type: ignore[arg-type]
-    total = torch.tensor(result.mean * len(own), dtype=torch.float64, device=fabric.device)
+    mean = mean_log_p(model, own, estimator, batch_size=batch, max_rows=config.max_rows, seed=seed)  # type: ignore[arg-type]
+    total = torch.tensor(mean * len(own), dtype=torch.float64, device=fabric.device)
     return -float(sum_over_processes(fabric, [total])[0]) / len(valid)

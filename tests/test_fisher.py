@@ -226,12 +226,12 @@ def test_errors_name_the_fix() -> None:
     impossible = Coin([torch.zeros(3, dtype=torch.long)])
     with torch.no_grad():
         impossible.logit.fill_(math.inf)
-    apart = {"other": torch.zeros(2, requires_grad=True)}
+    unused = {"other": torch.zeros(2, requires_grad=True)}
     cases: list[tuple[Any, Tensor, dict[str, Any], str]] = [
-        (problem, x, {}, r"no nn.Module; .* parameters="),
+        (problem, x, {}, r"not an nn.Module; .* parameters="),
         (problem, x, {"parameters": {"theta": problem.theta}}, r"\['theta'\].*requires_grad"),
-        (problem, x, {"parameters": apart}, "without detach"),
-        (frozen, x.float(), {}, "nothing to differentiate by"),
+        (problem, x, {"parameters": unused}, "without detach"),
+        (frozen, x.float(), {}, "no parameters to differentiate"),
         (vae, x.float(), {"per_datum": True, "shared": True}, "leave shared=False"),
         (vae, x.float()[:0], {}, "empty"),
         (vae, x.float()[:0], {"per_datum": True}, "empty"),
@@ -241,7 +241,7 @@ def test_errors_name_the_fix() -> None:
         with pytest.raises(ValueError, match=message):
             dohyo.score(model, data, IWAE(1), **options)
     for data, replicates in ((x[:, 0], 1), (x[:1, 0], 2)):
-        with pytest.raises(ValueError, match="two independent scores"):
+        with pytest.raises(ValueError, match="at least 2: the square"):
             dohyo.fisher_information(coin, data, ELBO(), replicates=replicates)
 
 

@@ -1,4 +1,4 @@
-"""Solvers of quadratic problems to compare policies with, each given the same time on the wall.
+"""Solvers of quadratic problems to compare policies with, each given the same wall-clock time.
 
 Simulated annealing and tabu search are those of D-Wave's dwave-samplers, which is not installed by default.
 """
@@ -70,7 +70,7 @@ SOLVERS: dict[str, Callable[[Quadratic, float, int], Solution]] = {"anneal": ann
 
 
 def _timed(solver: str, problem: Quadratic, seconds: float, batches: Callable[[], Iterator[Tensor]]) -> Solution:
-    """Ask for batches of x until the time is over, at least for one; the clock starts with the work, not with the import."""
+    """Ask for batches of x until the time is up, but for at least one; the clock starts with the work, not with the import."""
     if not isinstance(problem, Quadratic):
         raise DohyoError(f"{solver} needs a quadratic problem, this is {type(problem).__name__}")
     if not 0 < seconds < float("inf"):
@@ -111,7 +111,7 @@ def _samplers() -> Any:
 
 
 def _energy(problem: Quadratic) -> Any:
-    """-R as a binary quadratic model, for the solvers minimise."""
+    """-R as a binary quadratic model, since the solvers minimise."""
     dimod: Any = importlib.import_module("dimod")  # dwave-samplers brings it
     weights = -problem.weights.double()
     i, j = weights.triu(1).nonzero(as_tuple=True)

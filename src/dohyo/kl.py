@@ -1,14 +1,14 @@
-r"""The true reverse KL of a model to a target, by ways that do not trust the model's encoder.
+r"""The true reverse KL of a model to a target, measured in ways that do not rely on the model's encoder.
 
-log p(x) at draws x of the model is wanted, and each of these is a mean over many weights:
+It needs log p(x) at samples x of the model, for which there are three averages over many weights:
 
-- by the encoder: IWAE with z from q(z; x), a lower bound, and as far below as the encoder is bad;
-- by the prior: log of the mean of p(x | z) over many z from p(z), the same for all x. A lower bound that knows nothing of the
-  encoder; tight in two dimensions, hopeless in many;
-- above: IWAE with one of its z replaced by the z that x was drawn from, which is a draw of the true posterior. An *upper*
-  bound (Sobolev and Vetrov 2019), as far above as the encoder is bad, in any dimension.
+- by the encoder: IWAE with z from q(z; x), a lower bound that is loose if the encoder is bad;
+- by the prior: the log of the mean of p(x | z) over z from p(z), the same z for all x. A lower bound independent of the
+  encoder; tight in two dimensions, useless in many;
+- from above: IWAE with one z replaced by the z that x was sampled from, which is a sample of the true posterior. An *upper*
+  bound in any dimension (Sobolev and Vetrov 2019), loose if the encoder is bad.
 
-So an encoder that has been lost shows as a gap.
+So an encoder that no longer fits shows as a gap.
 """
 
 import math
@@ -19,20 +19,15 @@ import torch
 from torch import Tensor
 
 from dohyo.diagnostics import khat
-from dohyo.evaluation import apart
+from dohyo.evaluation import isolated
 from dohyo.packing import rows
 
-TOLERANCE = 1.0  # nats by which two ways may differ beyond four standard errors before the encoder is called lost
+TOLERANCE = 1.0  # nats, beyond four standard errors, by which two ways may differ before the encoder counts as lost
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws of a model with what is known of each, (n,) float64 but for x.
-
-    Attributes:
-        log_target: log p*(x) up to its normaliser.
-        by_encoder, by_prior, above: log p(x), three ways.
-    """
+    """Samples x of a model, and for each of them, (n,) float64: the log-density of the target, and log p(x) in three ways."""
 
     x: Tensor
     log_target: Tensor
@@ -42,18 +37,18 @@ class Draws:
 
     @property
     def log_px(self) -> Tensor:
-        """By the larger of the two lower bounds."""
+        """The lower bound with the larger mean."""
         return self.by_prior if float(self.by_prior.mean()) > float(self.by_encoder.mean()) else self.by_encoder
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The mean of log p(x) - log p*(x) over draws, and whether the ways to it agree.
+    """The mean of log p(x) - log p*(x) over samples, and whether the three ways to compute it agree.
 
     Attributes:
-        objective: The mean, with the target as it is; by the larger of the two lower bounds of log p(x).
-        stderr: Its standard error over the draws, not of what log p(x) at each is known to: that shows between the ways.
-        reverse_kl: The objective plus log Z: the KL divergence itself; None where log Z is not known.
+        objective: The mean, with p* not normalised and the larger of the two lower bounds of log p(x).
+        stderr: Its standard error over the samples; how well log p(x) is known shows in the gaps between the ways.
+        reverse_kl: The objective plus log Z, the KL divergence itself; None if log Z is not known.
         by_encoder, by_prior, above: The objective by each way.
         warnings: How the ways disagree, in words; empty if they agree.
     """
@@ -68,29 +63,29 @@ class Divergence:
 
 
 def draw(model: Any, target: Any, n: int, terms: int, seed: int = 0, max_rows: int = 10_000, prior_terms: int = 20_000) -> Draws:
-    """Draw n of x, and find log p(x) from `terms` samples of the encoder and `prior_terms` of the prior.
+    """n samples of the model, with log p(x) from `terms` samples of the encoder and `prior_terms` of the prior.
 
-    Args:
-        max_rows: The most rows given to the network at a time.
+    `max_rows` is the most rows given to the network at a time.
     """
     parts = []
-    with apart(model, seed):
+    with isolated(model, seed):
         components = model.likelihood(model.prior().sample((prior_terms,)))
-        for size in _sizes(n, max(1, max_rows // terms)):
+        for begin in range(0, n, most := max(1, max_rows // terms)):
+            size = min(most, n - begin)
             z, x = model.sample_joint(size)
             log_w = model.bind(x)(rows(torch.full((size,), terms)).to(x.device)).double().view(size, terms)
             exact = model.prior().log_prob(z) + model.likelihood(z).log_prob(x) - model.posterior(model.encode(x)).log_prob(z)
             by_encoder = log_w.logsumexp(1) - math.log(terms)
             above = torch.cat([exact[:, None].double(), log_w[:, 1:]], 1).logsumexp(1) - math.log(terms)
             each = max(1, max_rows * 20 // prior_terms)
-            by_prior = [components.log_prob(part[:, None]).double().logsumexp(1) for part in x.split(each)]
-            log_prior = torch.cat(by_prior) - math.log(prior_terms)
-            parts.append((x, target(x).double(), by_encoder, log_prior, above))
+            sums = [components.log_prob(part[:, None]).double().logsumexp(1) for part in x.split(each)]
+            by_prior = torch.cat(sums) - math.log(prior_terms)
+            parts.append((x, target(x).double(), by_encoder, by_prior, above))
     return Draws(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 def divergence(draws: Draws, log_normaliser: float | None = None) -> Divergence:
-    """What the draws say.
+    """The reverse KL from these samples.
 
     Example:
         >>> import dohyo
@@ -100,16 +95,16 @@ def divergence(draws: Draws, log_normaliser: float | None = None) -> Divergence:
         >>> found.reverse_kl > 0 and not found.warnings
         True
     """
-    sure = float((draws.above - draws.by_encoder).mean()) < 0.1  # from both sides: then the prior's samples are too few
-    two_dimensional = draws.x.shape[1] <= 2 and not sure
+    sure = float((draws.above - draws.by_encoder).mean()) < 0.1  # the bounds meet: a low prior estimate has too few samples
+    tight_prior = draws.x.shape[1] <= 2 and not sure
     warnings = []
-    for other, name, both in (
-        (draws.by_prior, "samples of the prior", two_dimensional),
+    for way, name, low_is_wrong in (
+        (draws.by_prior, "samples of the prior", tight_prior),
         (draws.above, "the z that x came from", False),
     ):
-        gap = other - draws.by_encoder
+        gap = way - draws.by_encoder
         mean, allowed = float(gap.mean()), TOLERANCE + 4 * _stderr(gap)
-        if not (mean <= allowed) or (both and mean < -allowed):
+        if not (mean <= allowed) or (low_is_wrong and mean < -allowed):
             warnings.append(
                 f"log p(x) by the encoder and by {name} differ by {mean:+.3g} nats: the encoder "
                 f"{'is lost' if mean > 0 else 'may be right, and the samples of the prior too few'}"
@@ -126,22 +121,18 @@ def divergence(draws: Draws, log_normaliser: float | None = None) -> Divergence:
 def weighted_moments(draws: Draws, quantities: dict[str, Tensor]) -> tuple[dict[str, dict[str, float]], float]:
     """Mean and standard deviation of each quantity under the target, by importance weights p*(x) / p(x), and their k-hat.
 
-    Above 0.7 the k-hat says that the weights are too heavy, and the moments not to be trusted.
+    If k-hat is above 0.7 the weights are too heavy to trust the moments.
     """
     log_ratio = draws.log_target - draws.log_px
     weight = log_ratio.softmax(0)
     found = {}
     for name, value in quantities.items():
         mean = float((weight * value).sum())
-        sd = math.sqrt(max(0.0, float((weight * (value.double() - mean).square()).sum())))
-        stderr = math.sqrt(float((weight.square() * (value.double() - mean).square()).sum()))
+        squares = (value.double() - mean).square()
+        sd, stderr = (math.sqrt(float((power * squares).sum())) for power in (weight, weight.square()))
         found[name] = {"mean": mean, "sd": sd, "stderr": stderr}
     return found, float(khat(log_ratio[None])[0])
 
 
 def _stderr(values: Tensor) -> float:
     return float(values.std()) / math.sqrt(len(values))
-
-
-def _sizes(n: int, most: int) -> list[int]:
-    return [min(most, n - start) for start in range(0, n, most)]

@@ -1,4 +1,4 @@
-"""Markdown from studies, for README and docs: tables are made from study.json, never typed."""
+"""Blocks of results in README and docs: tables in Markdown, made from study.json and never typed."""
 
 import os
 import re
@@ -7,7 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dohyo.errors import DohyoError
-from dohyo.lab.report.entries import STUDY, VERDICTS, Entry, Finding
+from dohyo.lab.folder import STUDY, VERDICTS, Conclusion
+from dohyo.lab.report.entries import Entry
 from dohyo.lab.report.grids import NOTHING, Grid
 from dohyo.lab.report.studies import read_study
 from dohyo.names import named
@@ -17,10 +18,10 @@ _BLOCK = re.compile(rf"({_BEGIN}\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text: str, results: Path, place: Path, more: Mapping[str, Callable[[], str]] = MappingProxyType({})) -> str:
-    """The text with every block between `<!-- results:NAME -->` and `<!-- end -->` made anew.
+    """The text with every block between `<!-- results:NAME -->` and `<!-- end -->` replaced.
 
     A block becomes the conclusions of the study in `results/NAME`; `<!-- results:NAME TITLE -->` becomes its table of that title,
-    and `<!-- results:overview -->` what all studies there found, a row for each.
+    and `<!-- results:overview -->` a table of all studies there.
 
     Args:
         place: The folder that the text's links start from.
@@ -57,7 +58,7 @@ def overview(results: Path, place: Path) -> str:
     return _lines(["study", "what", "claims", "what does not hold here"], [False] * 4, rows)
 
 
-def conclusions(findings: Sequence[Finding]) -> str:
+def conclusions(findings: Sequence[Conclusion]) -> str:
     texts = [(one.claim, one.paper or NOTHING, one.found) for one in findings]
     rows = [[*map(escaped, text), f"**{one.verdict}**"] for text, one in zip(texts, findings, strict=True)]
     return _lines(["claim", "the paper", "here", "verdict"], [False] * 4, rows)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
-from dohyo.divergence import Draws, divergence, draw, weighted_moments
+from dohyo.kl import Draws, divergence, draw, weighted_moments
 from dohyo.lab.targets import Custom, Funnel
 from dohyo.models import GaussianLVM
 from dohyo.models.latent import LatentVariableModel

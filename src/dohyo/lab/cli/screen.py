@@ -1,0 +1,105 @@
+"""What the commands share: the screen, progress, interrupts, and estimators by name."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+import dohyo
+from dohyo.errors import DohyoError
+from dohyo.estimators import ESTIMATORS
+from dohyo.names import named
+
+
+def console() -> Console:
+    """The screen; as wide as tables need where it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
+def say(text: str) -> None:
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str], lines: bool = False
+) -> None:
+    """Print a table; columns other than those named in `words` hold numbers."""
+    table = Table(title=Text(title), show_lines=lines)
+    for column in columns:
+        table.add_column(column, justify="left" if column in words else "right")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)
+
+
+def show_evaluation(report: dict[str, Any]) -> None:
+    """Print what `Evaluation.to_dict` holds beyond the numbers of the table."""
+    if report["robust_interval"] is not None:
+        low, high = report["robust_interval"]
+        say(f"median of means of log p(x): {report['robust_mean']:.3f} in [{low:.3f}, {high:.3f}]")
+    for warning in report["warnings"]:
+        say(f"warning: {warning}")
+
+
+def interval(report: dict[str, Any]) -> str:
+    low, high = report["interval"]
+    return "unknown" if low is None else f"{low:.3f} to {high:.3f}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "?" if value is None else f"{value:.{digits}f}"
+
+
+def count(value: float) -> str:
+    """A whole number as it is; a mean of whole numbers with one decimal."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def progress_bar(completed: str, quiet: bool) -> Progress:
+    """A progress bar with a note behind it.
+
+    Args:
+        completed: How far it is, such as "{task.completed}/{task.total}".
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(completed), TimeElapsedColumn(), TextColumn("left"),
+               TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False))  # fmt: skip
+    return Progress(*columns, console=console(), disable=quiet)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the run; the signals seen are listed, because an exception may be lost in a callback."""
+    seen: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def estimator_from(name: str, cost: float, max_terms: int | None = None) -> dohyo.Estimator:
+    """An estimator from its name and a cost, or from a file that `to_dict` was written to."""
+    if not name.endswith((".json", ".yaml", ".yml")):
+        return named(ESTIMATORS, name, "estimator").at_cost(cost, max_terms)
+    try:
+        return dohyo.from_dict(yaml.safe_load(Path(name).read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError, DohyoError, TypeError) as error:  # TypeError: such as a text for m
+        raise DohyoError(f"{name}: {error}") from error

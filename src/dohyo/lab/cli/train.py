@@ -1,0 +1,46 @@
+"""`dohyo train`: density modelling by maximum likelihood."""
+
+from typing import Any
+
+from jsonargparse import Namespace
+
+from dohyo.lab.cli.runs import run_command, run_parser
+from dohyo.lab.cli.screen import count, number
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.parsing import Parser
+
+_EXAMPLES = """examples:
+  dohyo train --data digits --estimator sumo --cost 15 --epochs 20 --seed 0 --out runs/a
+  dohyo train --resume runs/a --epochs 40
+  dohyo train --data mnist --estimator iwae --cost 5 --encoder dreg --out runs/b
+  dohyo train --data mine.npz --model package.module:Class --out runs/c
+  dohyo train --data digits --estimator sumo --cost 15 --epochs 20 --replicas 3 --out runs/e
+  torchrun --nproc-per-node 2 -m dohyo train --data digits --estimator sumo --cost 15 --epochs 2 --out runs/d
+
+TensorBoard's files are written where it is installed: pip install 'dohyo[tensorboard]'.
+"""
+
+
+def parser() -> Parser:
+    return run_parser(DensityRun, "Train a latent-variable model by maximum likelihood.", _EXAMPLES)
+
+
+def run(options: Namespace) -> int:
+    return run_command(DensityRun, options, _note, _summary)
+
+
+def _note(record: dict[str, Any]) -> str:
+    return (f"train {record['train_nll']:.2f} valid {record['valid_nll']:.2f} "
+            f"clipped {record['clipped_decoder']:.0%} and {record['clipped_encoder']:.0%}")  # fmt: skip
+
+
+def _summary(result: dict[str, Any]) -> list[str]:
+    nll, stderr, replicas = number(result["test_nll"]), number(result["test_nll_stderr"]), result.get("replicas", [])
+    several = f"mean of {len(replicas)} replicas: " if replicas else ""
+    how = f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}"
+    length = f"{count(result['epochs'])} epochs, {result['seconds']:.0f} s"
+    lines = [f"{several}test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {how}, {length}"]
+    if replicas:
+        each = ", ".join(number(replica["test_nll"]) for replica in replicas)
+        lines.append(f"each: {each}; their standard deviation is {number(result['test_nll_spread'])}")
+    return lines + [f"warning: {line}" for line in result["warnings"]]

@@ -1,0 +1,179 @@
+"""A run's folder and a study's: the names of what is in them, the schema, and how they are read and written.
+
+Training, experiments, studies and the report all use this module, and it imports none of them.
+"""
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from dohyo.errors import DohyoError
+from dohyo.files import plain, replacing
+
+SCHEMA_VERSION = 1
+
+# A run's folder. The pictures are .png files, each with its numbers as .json of the same name.
+CONFIG = "config.yaml"
+CHECKPOINT = "checkpoint.pt"
+METRICS = "metrics.jsonl"  # one record for each epoch
+TENSORBOARD = "tensorboard"
+RESULT = "result.json"  # written last: it says that the run is finished
+DRAWS = "draws.npz"  # of reverse KL
+LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS = "learning_curves.png", "samples.png", "reconstructions.png"
+DENSITY, MARGINALS = "density.png", "marginals.png"
+
+# A study's folder: cells/NAME.json for each finished cell, work/NAME for the run of a cell, and the pictures.
+STUDY = "study.json"  # everything but the pictures
+CELLS, WORK = "cells", "work"
+
+Values = dict[str, Any]
+VERDICTS = {True: "holds", False: "does not hold", None: "cannot tell"}
+_WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """One claim of a study, and what was found.
+
+    Attributes:
+        claim: In one sentence.
+        paper: What the paper says about it, in a few words; "" where the claim is ours.
+        found: The numbers with their error bars, made from the cells.
+        holds: None where these runs cannot tell.
+    """
+
+    claim: str
+    paper: str
+    found: str
+    holds: bool | None
+
+    @property
+    def verdict(self) -> str:
+        return VERDICTS[self.holds]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers for a reader; rows are as long as `columns`."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | float | None]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A .png in the study's folder, with an .svg and its numbers as .json of the same stem beside it."""
+
+    file: str
+    title: str
+    alt: str
+
+
+def replica_folder(folder: Path, number: int) -> Path:
+    """Where a replicated run keeps one of its replicas, counted from 0."""
+    return folder / f"replica_{number}"
+
+
+def check_values(values: Values, kinds: Mapping[str, Any], place: Path, remedy: str) -> Values:
+    """The values of a file that a stranger may have written; a DohyoError unless they have these types.
+
+    Args:
+        kinds: A type or a union of types for each key; a key that may be null may also be missing.
+    """
+    for key, kind in kinds.items():
+        value, allowed = values.get(key), get_args(kind) or (kind,)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            words = " or ".join(_WORDS.get(each, "null") for each in allowed if each is not int or float not in allowed)
+            wrong = f"{key} is {value!r:.40}; it must be {words}" if key in values else f"{key} is missing"
+            raise DohyoError(f"{place}: {wrong}; {remedy}")
+    return values
+
+
+def read_config(folder: Path) -> Values:
+    """What config.yaml holds, as plain data."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise DohyoError(f"{folder}: holds no run (there is no {CONFIG} in it)")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DohyoError(f"{path}: is damaged ({error}); restore it, or leave this folder out") from error
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise DohyoError(f"{path}: is not the config of a run; restore it, or leave this folder out")
+    return values
+
+
+def write_config(folder: Path, config: Any) -> None:
+    with replacing(folder / CONFIG) as temporary:
+        temporary.write_text(yaml.safe_dump(as_values(config), sort_keys=False), encoding="utf-8")
+
+
+def as_values(config: Any) -> Values:
+    """A config's fields as plain data."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in dataclasses.asdict(config).items()}
+
+
+def read_json(path: Path, remedy: str) -> Values:
+    """The object in a JSON file.
+
+    Args:
+        remedy: What the user can do about a damaged file.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DohyoError(f"{path}: is damaged ({error}); {remedy}") from error
+    if not isinstance(found, dict):
+        raise DohyoError(f"{path}: holds a {type(found).__name__} where an object should be; {remedy}")
+    return found
+
+
+def write_json(path: Path, value: Any) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(plain(value), indent=1) + "\n", encoding="utf-8")
+
+
+def read_result(folder: Path) -> Values | None:
+    """The result of a run, if it has one."""
+    path = folder / RESULT
+    return read_json(path, "remove it, and --resume writes it again") if path.exists() else None
+
+
+def write_result(folder: Path, result: Values) -> None:
+    """Also deletes the temporary files of processes that were killed while writing."""
+    for leftover in folder.glob(".*-????????.*"):
+        leftover.unlink()
+    write_json(folder / RESULT, result)
+
+
+def read_records(folder: Path) -> list[Values]:
+    """The records of a run so far; a last line that a kill cut short is left out."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            record = None
+        if not isinstance(record, dict) or not isinstance(record.get("epoch"), int):
+            raise DohyoError(f"{path}: line {number} is not a record of an epoch; remove it")
+        records.append(record)
+    return records
+
+
+def versions() -> dict[str, str]:
+    import torch
+
+    import dohyo
+
+    return {"dohyo": dohyo.__version__, "torch": torch.__version__, "python": platform.python_version()}

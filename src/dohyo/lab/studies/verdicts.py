@@ -1,0 +1,77 @@
+"""What numbers with error bars say about a claim: yes, no, or that these runs cannot tell (True, False, None)."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+
+def all_hold(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if one is False, else None if one is None, else True.
+
+    Example:
+        >>> all_hold([True, None]), all_hold([True, None, False]), all_hold([True])
+        (None, False, True)
+    """
+    found = list(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def student_quantile(p: float, degrees: float) -> float:
+    """The quantile of Student's t distribution."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, because it is slow to import
+
+    return float(stdtrit(degrees, p))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    r"""A combination of means with its standard error and degrees of freedom (Welch and Satterthwaite).
+
+    .. math:: \sum_i c_i \bar x_i, \quad \mathrm{se}^2 = \sum_i v_i, \quad v_i = c_i^2 s_i^2 / n_i, \quad
+        \nu = \mathrm{se}^4 \Big/ \sum_i \frac{v_i^2}{n_i - 1}
+
+    Example:
+        >>> difference = Contrast.of((1, [1.0, 2.0, 3.0]), (-1, [2.0, 4.0, 6.0]))
+        >>> print(f"{difference.mean:.1f} ± {difference.half():.1f}, p = {difference.p:.2f}")
+        -2.0 ± 4.2, p = 0.22
+    """
+
+    mean: float
+    stderr: float
+    degrees: float
+
+    @classmethod
+    def of(cls, *terms: tuple[float, Sequence[float]]) -> "Contrast":
+        """Of coefficients and samples, with at least two numbers in each sample."""
+        shares = [c**2 * variance(sample) / len(sample) for c, sample in terms]
+        below = sum(v**2 / (len(sample) - 1) for v, (_, sample) in zip(shares, terms, strict=True))
+        degrees = sum(shares) ** 2 / below if below > 0 else math.inf
+        return cls(sum(c * fmean(sample) for c, sample in terms), math.sqrt(sum(shares)), degrees)
+
+    def __neg__(self) -> "Contrast":
+        return Contrast(-self.mean, self.stderr, self.degrees)
+
+    @property
+    def p(self) -> float:
+        """The two-sided p-value of a mean of zero."""
+        from scipy.special import stdtr
+
+        if self.stderr == 0:
+            return float(self.mean == 0)
+        return float(2 * stdtr(self.degrees, -abs(self.mean) / self.stderr))
+
+    def half(self, claims: int = 1) -> float:
+        """Half a 95% interval, of this many that hold together (Bonferroni)."""
+        return -student_quantile(0.025 / claims, self.degrees) * self.stderr if self.stderr else 0.0
+
+
+def all_below(contrasts: Sequence[Contrast]) -> bool | None:
+    """Whether all are below zero: False if one is above, None if an interval holds zero; at 95% for all together."""
+    verdicts = [c.mean < 0 if abs(c.mean) > c.half(len(contrasts)) else None for c in contrasts]
+    return all_hold(verdicts) if verdicts else None
+
+
+def listed(contrasts: Mapping[str, Contrast]) -> str:
+    """Each contrast with half its interval, as text."""
+    return ", ".join(f"{name} {c.mean:+.2f} ± {c.half(len(contrasts)):.2f}" for name, c in contrasts.items())
