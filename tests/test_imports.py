@@ -41,15 +41,18 @@ ROOMS = {
     "lab.data": "",
     "lab.targets": "",
     "lab.rewards": "",
-    "lab.training": "contract estimators evaluation objectives packing",
+    "lab.folder": "",
+    "lab.parsing": "",
+    "lab.training": "contract estimators evaluation lab.folder objectives packing",
     "lab.fast": "contract estimators evaluation lab.training objectives packing",
-    "lab.experiments": "contract dohyo estimators evaluation kl lab.data lab.fast lab.rewards lab.targets lab.training models "
-    "objectives",
-    "lab.plots": "bounds estimators evaluation kl lab.bank",
-    "lab.studies": "bounds contract estimators evaluation lab.experiments lab.plots lab.targets lab.training laws marginal "
-    "models packing",
-    "lab.report": "dohyo",
-    "lab.cli": "dohyo",
+    "lab.experiments": "contract estimators evaluation kl lab.data lab.fast lab.folder lab.parsing lab.rewards lab.targets "
+    "lab.training models objectives",
+    "lab.plots": "bounds estimators evaluation kl lab.bank lab.folder",
+    "lab.studies": "bounds contract estimators evaluation lab.experiments lab.folder lab.plots lab.targets lab.training laws "
+    "marginal models objectives packing",
+    "lab.report": "dohyo lab.folder",
+    "lab.cli": "dohyo estimators evaluation lab.bank lab.experiments lab.folder lab.parsing lab.plots lab.report lab.studies "
+    "lab.training",
 }
 # What is imported only when it is used: inside a function, or for type checkers.
 LAZILY = {
@@ -58,8 +61,7 @@ LAZILY = {
     "lab": "lab.bank lab.data lab.rewards lab.targets lab.training",
     "lab.training": "lab.fast",
     "lab.experiments": "lab.plots",
-    "lab.report": "lab.training",
-    "lab.cli": "estimators evaluation lab.bank lab.experiments lab.fast lab.plots lab.report lab.studies lab.training",
+    "lab.folder": "dohyo",
 }
 TO_COME = {"annealing", "integrations"}
 
@@ -166,3 +168,9 @@ def test_the_readmes_example_passes_mypy_in_a_project_of_its_own(tmp_path: Path)
 
     assert errors("\n".join(lines) + "\n").startswith("Success")
     assert "error" in errors("\n".join([*lines, "dohyo.fit(1)", "result.mean.nothing"]) + "\n")  # the power twin
+
+
+def test_a_command_loads_only_its_own_module() -> None:
+    """`dohyo --help` and `dohyo --version` answer at once."""
+    added = python("import sys, dohyo.lab.cli; print(*{name.split('.')[0] for name in sys.modules}, *sys.modules)")
+    assert not {"matplotlib", "rich", "lightning_fabric", "dohyo.lab.training", "dohyo.lab.cli.train"} & set(added)
