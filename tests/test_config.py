@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from dohyo import DohyoError, LoopConfig
+from dohyo import DohyoError
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.density import DensityConfig
 from dohyo.lab.experiments.qpbo import QPBOConfig
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig
 from dohyo.lab.folder import read_records
 from dohyo.lab.studies.study import StudyConfig
-from dohyo.lab.training import DrawsConfig
+from dohyo.lab.training import DrawsConfig, LoopConfig
 from dohyo.lab.training.config import StepConfig, resumable_fields
 from dohyo.lab.training.state import identity
 from real import finished
