@@ -5,6 +5,7 @@ Log-weights in, an estimate of log p(x) out: `estimate` and `log_marginal` join 
 """
 
 from dohyo import diagnostics
+from dohyo.annealing import Annealed, Sandwich, Tuned, sandwich
 from dohyo.errors import DohyoError
 from dohyo.estimators import (
     ELBO,
@@ -32,6 +33,7 @@ __all__ = [
     "IWAE",
     "JVI",
     "SUMO",
+    "Annealed",
     "Comparison",
     "DohyoError",
     "Estimator",
@@ -44,7 +46,9 @@ __all__ = [
     "MultilevelRR",
     "MultilevelSS",
     "PowerLaw",
+    "Sandwich",
     "SymmetricSUMO",
+    "Tuned",
     "compare",
     "diagnostics",
     "estimate",
@@ -55,6 +59,7 @@ __all__ = [
     "pad",
     "reduce",
     "rows",
+    "sandwich",
     "score",
     "to_dict",
     "tune",

@@ -34,7 +34,7 @@ class Evaluation:
         robust_mean, robust_interval: By median of means, where the estimator's variance is infinite; else None.
         per_datum: (data,) float64, averaged over replicates.
         replicates: Estimates made for each datum.
-        cost: Log-weights spent in all, pilot and diagnostics included.
+        cost: Evaluations of p(x, z) in all, pilot and diagnostics included: one for each log-weight, more for `Annealed`.
         khat: (examined data,) Pareto k-hat of their weights; above 0.7 they are too heavy for any of this.
         kind: "lower bound", "unbiased", "unbiased for IWAE_n", or "neither a bound nor unbiased".
         warnings: What a reader must know before trusting the numbers; empty if nothing.
@@ -159,7 +159,8 @@ def evaluate(
     if not values:
         raise DohyoError("the data set is empty; give at least one datum")
     shape = torch.cat(shapes) if shapes else torch.empty(0)
-    return summarise(torch.cat(values), estimator, spent, shape, confidence, fingerprint)
+    cost = spent * int(getattr(model, "evaluations_per_weight", 1))
+    return summarise(torch.cat(values), estimator, cost, shape, confidence, fingerprint)
 
 
 def most_rows(x: Tensor, wanted: int | None) -> int:

@@ -44,6 +44,10 @@ class LatentVariableModel(nn.Module, ABC):
     def likelihood(self, z: Tensor) -> Distribution:
         """p(x | z)."""
 
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        """log p(x, z), x and z with one row for each pair."""
+        return torch.as_tensor(self.prior().log_prob(z) + self.likelihood(z).log_prob(x))
+
     def bind(self, x: Tensor, detach_posterior: bool = False, detach_x: bool = False) -> Callable[[Tensor], Tensor]:
         """rows -> log-weights of x[rows], encoding x once for any number of calls.
 
