@@ -46,6 +46,10 @@ class LatentVariableModel(nn.Module, ABC):
     def likelihood(self, z: Tensor) -> Distribution:
         """p(x | z)."""
 
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        """log p(x, z), x and z with one row for each pair."""
+        return torch.as_tensor(self.prior().log_prob(z) + self.likelihood(z).log_prob(x))
+
     def bind(self, x: Tensor, detach_posterior: bool = False, detach_x: bool = False) -> Callable[[Tensor], Tensor]:
         """rows -> log-weights of x[rows], encoding x once for any number of calls.
 
@@ -69,10 +73,6 @@ class LatentVariableModel(nn.Module, ABC):
     def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
         """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
         return self.bind(x)(rows)
-
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z), one number for each row of x and z."""
-        return self.prior().log_prob(z) + self.likelihood(z).log_prob(x)
 
     def sample(self, n: int) -> Tensor:
         """n samples of x from the model."""
