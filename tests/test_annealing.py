@@ -165,7 +165,7 @@ def test_coordinates_and_their_jacobian(name: str) -> None:
     size = noise_size(q)
     plain = whiten(q, torch.ones(1, dtype=torch.float64))
     widening = torch.linspace(0.8, 1.5, size, dtype=torch.float64)
-    wide, u = whiten(q, widening), plain.draw().detach()
+    wide, u = whiten(q, widening), plain.sample().detach()
     assert u.shape == (4, size)
     place = plain.at(u)
     # What is not widened is q itself: r(u) = q(z) |dz/du|.

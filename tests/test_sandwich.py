@@ -17,8 +17,8 @@ COUNT = 1_000
 
 def exact_mean(model: LinearLayers, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Collects log p(x) of every x that is drawn."""
-    drawn, draw = [], model.draw
-    monkeypatch.setattr(model, "draw", lambda n: (pair := draw(n), drawn.append(model.exact(pair[1]).detach()))[0])
+    drawn, draw = [], model.sample_joint
+    monkeypatch.setattr(model, "sample_joint", lambda n: (pair := draw(n), drawn.append(model.exact(pair[1]).detach()))[0])
     return drawn
 
 
@@ -59,8 +59,8 @@ def test_a_forgotten_momentum_ratio_makes_them_cross(layers: int, forgotten: int
 
 def test_a_z_that_x_was_not_drawn_from_makes_them_cross(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LinearLayers()
-    draw = model.draw
-    monkeypatch.setattr(model, "draw", lambda n: (draw(n)[0], draw(n)[1]))
+    draw = model.sample_joint
+    monkeypatch.setattr(model, "sample_joint", lambda n: (draw(n)[0], draw(n)[1]))
     assert sandwich(Annealed(model, 16), 500).crosses
 
 
@@ -103,7 +103,7 @@ def test_bad_input() -> None:
         def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
             return torch.zeros(len(rows))
 
-    with pytest.raises(DohyoError, match=r"no draw\(n\)"):
+    with pytest.raises(DohyoError, match=r"no sample_joint\(n\)"):
         sandwich(NoDraws(), 5)
     NoDraws.log_joint = None  # type: ignore[assignment]
     with pytest.raises(DohyoError, match="no log_joint"):

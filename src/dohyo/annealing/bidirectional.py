@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dohyo.annealing.annealed import Annealed
 from dohyo.annealing.chain import check_density
-from dohyo.contract import Model
+from dohyo.contract import Model, require
 from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated, most_rows
 from dohyo.files import plain as to_plain
@@ -77,7 +77,7 @@ def sandwich(
 
     Args:
         model: An `Annealed`, tuned on data like those it makes, or any model that could be annealed, for its encoder's
-            weights. It needs `draw(n)`, which returns n rows of z and of x given z.
+            weights. It needs `sample_joint(n)`, which returns n rows of z and of x given z.
         count: Data to simulate.
         chains: n; the more, the smaller an error that is found.
         seed: Of data and chains; the random numbers outside are not touched.
@@ -102,13 +102,11 @@ def sandwich(
         )
     annealed = model if isinstance(model, Annealed) else Annealed(model, 0)
     check_density(annealed.model)
-    if not callable(getattr(annealed.model, "draw", None)):
-        own = type(annealed.model).__name__
-        raise DohyoError(f"{own} has no draw(n); write it: n rows of z from the prior, and of x given z")
+    require(annealed.model, "sandwich", "sample_joint")
     lost, bounds = annealed.lost, []
     with isolated(annealed, seed + SEED):
         for size in [batch_size] * (count // batch_size) + [count % batch_size] * (count % batch_size > 0):
-            z, x = annealed.model.draw(size)
+            z, x = annealed.model.sample_joint(size)
             bounds.append(_bounds(annealed, x, z, chains, most_rows(x, max_rows)))
     lower, *uppers = (torch.cat(parts) for parts in zip(*bounds, strict=True))
     upper = min(uppers, key=lambda upper: float(upper.mean()))
@@ -135,7 +133,7 @@ def _summary(lower: Tensor, upper: Tensor, chains: int, annealed: Annealed, cost
     crosses = mean < -ERRORS * error
     if crosses:
         verdict = (
-            f"the lower bound is {-mean:.3g} nats above the upper one (standard error {error:.2g}): draw(n) and log_joint are "
+            f"the lower bound is {-mean:.3g} nats above the upper one (standard error {error:.2g}): sample_joint and log_joint are "
             "not of one model, or a log-weight is wrong"
         )
     elif not math.isfinite(mean):

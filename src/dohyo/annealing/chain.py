@@ -44,7 +44,7 @@ class Bridge:
 
     def forwards(self) -> Ends:
         """Chains from z ~ q on, widened if so; E[w] = p(x)."""
-        u = self.whitening.draw()
+        u = self.whitening.sample()
         v = torch.randn_like(u)
         alive = torch.ones(len(u), dtype=torch.bool, device=u.device)
         log_ratio = -self.whitening.at(u).log_base

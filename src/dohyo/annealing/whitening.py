@@ -27,7 +27,7 @@ class Whitening(ABC):
     """The map of the noise u, (rows, size), to z ~ q(z; x), one row for each pair."""
 
     @abstractmethod
-    def draw(self) -> Tensor:
+    def sample(self) -> Tensor:
         """u ~ r, so that T(u) ~ q where nothing is widened."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class _Scaled(Whitening):
         self.stddev = torch.where(stddev.isfinite() & (stddev > 0), stddev, 1.0)
         self.scale = self.stddev * widening
 
-    def draw(self) -> Tensor:
+    def sample(self) -> Tensor:
         if self.gaussian:
             return torch.randn_like(self.mean)
         return (_flat(self.q.sample()) - self.mean) / self.stddev
@@ -102,8 +102,8 @@ class _Flowed(Whitening):
     def __init__(self, base: Distribution, transform: Any, widening: Tensor) -> None:
         self.base, self.transform = whiten(base, widening), transform
 
-    def draw(self) -> Tensor:
-        return self.base.draw()
+    def sample(self) -> Tensor:
+        return self.base.sample()
 
     def at(self, u: Tensor) -> Place:
         y, log_jacobian, log_base = self.base.at(u)
@@ -123,9 +123,9 @@ class _Chained(Whitening):
         self.first = whiten(q.first, widening[: noise_size(q.first)])
         self.widening = widening[noise_size(q.first) :]
 
-    def draw(self) -> Tensor:
-        u = self.first.draw()
-        return torch.cat([u, self._after(self.first.at(u).z).draw()], -1)
+    def sample(self) -> Tensor:
+        u = self.first.sample()
+        return torch.cat([u, self._after(self.first.at(u).z).sample()], -1)
 
     def at(self, u: Tensor) -> Place:
         cut = u.shape[-1] - len(self.widening)
