@@ -100,6 +100,37 @@ def test_exact_answers_under_both_names(name: str) -> None:
     assert bound.evaluation.mean < exact - 4 * bound.evaluation.noise_stderr  # type: ignore[operator]  # the power twin
 
 
+class Mixture(nn.Module):
+    means, shares = torch.tensor([-2.0, 0.0, 3.0]), torch.tensor([0.2, 0.5, 0.3])
+
+    def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+        q = torch.distributions.Categorical(logits=-(x[rows][:, None] - self.means).square() / 4)
+        k = q.sample()
+        return self.shares.log()[k] + torch.distributions.Normal(self.means[k], 1.0).log_prob(x[rows]) - q.log_prob(k)
+
+    def exact(self, x: Tensor) -> Tensor:
+        return (torch.distributions.Normal(self.means, 1.0).log_prob(x[:, None]) + self.shares.log()).logsumexp(-1)
+
+
+def test_a_finite_mixture_and_the_same_numbers_as_without_lightning() -> None:
+    torch.manual_seed(1)
+    own, x, mixture = module(lightning.pytorch), 3 * torch.randn(200), Mixture()
+    own.model = mixture
+    callback = LogMarginalCallback(ESTIMATOR, replicates=8, khat_samples=0, seed=5)
+    trainer(lightning.pytorch, callback).validate(own, loader(x), verbose=False)
+    found = callback.evaluation
+    assert found is not None
+    assert found.noise_stderr is not None
+    assert abs(found.mean - float(mixture.exact(x).mean())) < 4 * found.noise_stderr
+    plain = [
+        torch.stack(
+            [dohyo.evaluate(mixture, part, ESTIMATOR, khat_samples=0, seed=5 + 8 * i + r).per_datum for r in range(8)], -1
+        )
+        for i, part in enumerate(x.split(70))
+    ]
+    assert torch.equal(torch.cat(plain).mean(-1), found.per_datum)
+
+
 def test_in_training_the_number_can_be_watched_and_the_sanity_check_is_left_out(tmp_path: Path) -> None:
     calls = []
 
