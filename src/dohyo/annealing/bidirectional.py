@@ -133,8 +133,8 @@ def _summary(lower: Tensor, upper: Tensor, chains: int, annealed: Annealed, cost
     crosses = mean < -ERRORS * error
     if crosses:
         verdict = (
-            f"the lower bound is {-mean:.3g} nats above the upper one (standard error {error:.2g}): sample_joint and log_joint are "
-            "not of one model, or a log-weight is wrong"
+            f"the lower bound is {-mean:.3g} nats above the upper one (standard error {error:.2g}): sample_joint and log_joint "
+            "are not of one model, or a log-weight is wrong"
         )
     elif not math.isfinite(mean):
         verdict = f"a bound is infinite: {lost} chains were lost, or all weights of a datum are zero; tune the chains"
