@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import scipy.special
@@ -94,6 +95,27 @@ def test_the_mean_weight_is_p_by_quadrature(
     forget(monkeypatch, longest(random_constants(steps, layers, seed=10 + steps)))
     twin = mean_by_quadrature(monkeypatch, model, x, steps, nodes)
     assert float(twin.detach()) != pytest.approx(float(exact.detach()), rel=0.01)
+
+
+@pytest.mark.parametrize(("steps", "nodes"), [(1, 50), (2, 40), (3, 26)])
+def test_backwards_the_mean_of_one_over_the_weight_is_one_over_p_by_quadrature(
+    steps: int, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = LinearLayers(size=1), torch.tensor([[0.4]], dtype=torch.float64)
+    narrow = torch.full((1,), 0.5, dtype=torch.float64)  # q wider than the posterior makes 1 / w heavy
+    annealed = Annealed(model, constants=replace(random_constants(steps, 1, seed=10 + steps), widening=narrow))
+    grid, weight = hermite(nodes, steps + 1)
+    precision = 1 + model.M.square() / 0.49
+    z = (model.theta + model.M * x / 0.49) / precision + grid[:, :1] / precision.sqrt()
+
+    def mean() -> float:
+        replayed(monkeypatch, list(grid[:, 1:].split(1, -1)))
+        log_w = annealed.backwards(x.expand(len(grid), -1), z.detach())
+        return float(weight @ (model.exact(x).detach() - log_w).exp())
+
+    assert mean() == pytest.approx(1.0, rel=1e-5)
+    forget(monkeypatch, longest(annealed.constants))
+    assert mean() != pytest.approx(1.0, rel=0.001)
 
 
 @pytest.mark.parametrize("layers", [1, 2])

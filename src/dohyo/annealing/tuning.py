@@ -79,7 +79,8 @@ def tune(annealed: "Annealed", x: Tensor, steps: int | None, iterations: int, se
             f"x is {tuple(x.shape)}, iterations {iterations}; tuning needs at least one datum, and 0 or more of these"
         )
     with isolated(annealed, seed + SEED):
-        pilot = _Pilot(annealed, x[torch.randperm(len(x)).to(x.device)], iterations, most_rows(x, max_rows))
+        data = x[torch.randperm(len(x)).to(x.device)]
+        pilot = _Pilot(annealed, data, iterations, seed + SEED, most_rows(x, max_rows))
         if steps is None:
             return pilot.choose()
         known = annealed.constants
@@ -89,8 +90,8 @@ def tune(annealed: "Annealed", x: Tensor, steps: int | None, iterations: int, se
 class _Pilot:
     """Shuffled data, the first of which are the pilot's, and what is done with them."""
 
-    def __init__(self, annealed: "Annealed", data: Tensor, iterations: int, max_rows: int) -> None:
-        self.annealed, self.data, self.iterations, self.max_rows = annealed, data, iterations, max_rows
+    def __init__(self, annealed: "Annealed", data: Tensor, iterations: int, seed: int, max_rows: int) -> None:
+        self.annealed, self.data, self.iterations, self.seed, self.max_rows = annealed, data, iterations, seed, max_rows
 
     def learn(self, start: Constants) -> Tuned:
         """Constants learnt from `start` on, unless they are worse on the pilot."""
@@ -123,7 +124,7 @@ class _Pilot:
 
     def bounds(self, constants: Constants, data: int = PILOT) -> Tensor:
         """(data,) IWAE_8, with the same noise for all constants of as many steps."""
-        torch.manual_seed(SEED)
+        torch.manual_seed(self.seed)
         return _log_mean(self.weights(constants, TERMS, data))
 
     def weights(self, constants: Constants, n: int, data: int) -> Tensor:
