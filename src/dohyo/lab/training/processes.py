@@ -24,13 +24,13 @@ def launch(device: str = "auto") -> Fabric:
     if device not in DEVICES:
         raise DohyoError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise DohyoError("device is cuda, but torch sees no CUDA GPU; use --device cpu")
+        raise DohyoError("device is cuda, but torch sees no CUDA GPU; use device 'cpu'")
     if device == "mps" and not torch.backends.mps.is_available():
-        raise DohyoError("device is mps, but torch sees no Apple GPU; use --device cpu")
+        raise DohyoError("device is mps, but torch sees no Apple GPU; use device 'cpu'")
     with (
         warnings.catch_warnings(),
         quiet("lightning_fabric", logging.WARNING),
-    ):  # it would advise users to set what `programs` sets
+    ):  # it advises to set what `programs` sets
         warnings.simplefilter("ignore")  # advice on strategies that are not used here
         fabric = Fabric(
             accelerator=device,
