@@ -4,8 +4,8 @@ r"""Reverse KL: fit a latent-variable model to an unnormalised density.
 
 x is drawn by reparameterisation, and log p(x) is estimated. A lower bound in its place is not safe: theta can push the bound
 below log p(x) without limit. If Y is unbiased for log p(x) at every x, theta's gradient has three parts: through x in
-log p(x | z), through x in the proposal q(z; x), and directly through theta in log p(x, z). The second has expectation zero because
-log p does not depend on q, the third because the mean score of p under p is zero.
+log p(x | z), through x in the proposal q(z; x), and directly through theta in log p(x, z). The second has expectation zero
+because log p does not depend on q, the third because the mean score of p under p is zero.
 """
 
 import math

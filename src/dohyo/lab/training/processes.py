@@ -27,7 +27,7 @@ def launch(device: str = "auto") -> Fabric:
         raise DohyoError("device is cuda, but torch sees no CUDA GPU; use --device cpu")
     if device == "mps" and not torch.backends.mps.is_available():
         raise DohyoError("device is mps, but torch sees no Apple GPU; use --device cpu")
-    with warnings.catch_warnings(), quiet("lightning_fabric", logging.WARNING):  # it would advise users to set what `programs` sets
+    with warnings.catch_warnings(), quiet("lightning_fabric", logging.WARNING):  # or it advises users to set what `programs` sets
         warnings.simplefilter("ignore")  # advice on strategies that are not used here
         fabric = Fabric(
             accelerator=device,
