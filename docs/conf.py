@@ -30,5 +30,7 @@ napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 
+autodoc_mock_imports = ["scvi", "jax"]  # too heavy to be installed for the pages
+
 html_theme = "furo"
 html_title = f"dohyo {version}"

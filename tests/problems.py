@@ -2,14 +2,21 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import scipy.special
 import torch
 from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal
 
 from dohyo import Estimator
-from dohyo.models import ExactPolicy, IndependentPolicy, LatentPolicy
+from dohyo.annealing import chain
+from dohyo.annealing.chain import Bridge
+from dohyo.models import ExactPolicy, IndependentPolicy, LatentPolicy, LatentVariableModel
+from dohyo.models.two_layer import _Chain
 
 
 class LinearGaussian:
@@ -40,6 +47,64 @@ class LinearGaussian:
 
     def exact_score(self, x: Tensor) -> Tensor:
         return (x - self.theta) / 2
+
+
+class LinearLayers(LatentVariableModel):
+    """z_L ~ N(theta, I), each lower layer N(M z, 0.6^2 I), x ~ N(M z_1, 0.7^2 I); q is too wide and in the wrong place.
+
+    One layer: z = z_1. Two layers: z = (z_1, z_2), and q(z_1; x) q(z_2 | z_1) is a chain, as in `TwoLayerVAE`.
+    """
+
+    def __init__(self, layers: int = 1, size: int = 2, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.layers, self.size = layers, size
+        self.M = 0.8 * torch.randn(size, size, generator=generator, dtype=torch.float64)
+        self.theta = torch.nn.Parameter(torch.full((size,), 0.3, dtype=torch.float64))
+
+    def encoder_parameters(self) -> Iterator[torch.nn.Parameter]:
+        return iter(())
+
+    def encode(self, x: Tensor) -> Tensor:
+        return x
+
+    def posterior(self, code: Tensor) -> Distribution:
+        first = normal(0.5 * code - 0.1, 0.9)
+        if self.layers == 1:
+            return first
+        return _Chain(first, lambda z: normal(0.3 * z + 0.2, 1.1), self.size, self.size)
+
+    def prior(self) -> Distribution:
+        top = normal(self.theta, 1.0)
+        if self.layers == 1:
+            return top
+        return _Chain(top, lambda z: normal(z @ self.M.T, 0.6), self.size, self.size, reverse=True)
+
+    def likelihood(self, z: Tensor) -> Distribution:
+        return normal(z[..., : self.size] @ self.M.T, 0.7)
+
+    def exact(self, x: Tensor) -> Tensor:
+        mean, covariance = self.theta, torch.eye(self.size, dtype=torch.float64)
+        for noise in (0.6, 0.7)[2 - self.layers :]:
+            mean = mean @ self.M.T
+            covariance = self.M @ covariance @ self.M.T + noise**2 * torch.eye(self.size, dtype=torch.float64)
+        return torch.distributions.MultivariateNormal(mean, covariance).log_prob(x)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, forgotten: int) -> None:
+    """The twin of every chain: the momentum ratio of one leapfrog is left out of the weight."""
+    ratio, leapfrog, now = chain.momentum_ratio, Bridge._leapfrog, [-1]
+
+    def noting(self: Bridge, t: int, *rest: Any) -> Any:
+        now[0] = t
+        return leapfrog(self, t, *rest)
+
+    monkeypatch.setattr(Bridge, "_leapfrog", noting)
+    monkeypatch.setattr(chain, "momentum_ratio", lambda *v: ratio(*v) * (now[0] != forgotten))
+
+
+def normal(mean: Tensor, scale: float) -> Distribution:
+    return Independent(Normal(mean, scale), 1)
 
 
 @dataclass(frozen=True)

@@ -157,5 +157,5 @@ def test_whole_numbers_and_their_means() -> None:
 
 def test_the_warnings_of_all_replicas_are_told(tmp_path: Path) -> None:
     one: dict[str, Any] = {"test_nll": 1.0, "warnings": ["b"]}
-    joined = DensityRun(tmp_path, DensityConfig(replicas=2))._together([one, one | {"test_nll": 2.0, "warnings": ["a", "b"]}])
+    joined = DensityRun(tmp_path, DensityConfig(replicas=2))._summary([one, one | {"test_nll": 2.0, "warnings": ["a", "b"]}])
     assert joined["warnings"] == ["a", "b"]

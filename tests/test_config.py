@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from dohyo import DohyoError, LoopConfig
+from dohyo import DohyoError
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.density import DensityConfig
 from dohyo.lab.experiments.qpbo import QPBOConfig
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig
 from dohyo.lab.folder import read_records
 from dohyo.lab.studies.study import StudyConfig
-from dohyo.lab.training import DrawsConfig
+from dohyo.lab.training import DrawsConfig, LoopConfig
 from dohyo.lab.training.config import StepConfig, resumable_fields
 from dohyo.lab.training.state import identity
 from real import finished
@@ -195,11 +195,11 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_expected_cost_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """MultilevelRR near cost 5 costs 6."""
-    line = [*TRAIN, "--estimator", "multilevel-rr", "--cost", "5", "--epochs", "1", "--out", str(tmp_path / "a")]
+    """SUMO with one term more costs one more: 6.3 is not to be had."""
+    line = [*TRAIN, "--estimator", "sumo", "--cost", "6.3", "--epochs", "1", "--out", str(tmp_path / "a")]
     assert main(line) == 0, capsys.readouterr().err
-    assert "multilevel-rr at an expected cost of 6" in capsys.readouterr().out
-    assert main(["evaluate", str(tmp_path / "a"), "--estimator", "multilevel-rr", "--cost", "5", "--device", "cpu"]) == 0
+    assert "sumo at an expected cost of 6.078" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "a"), "--estimator", "sumo", "--cost", "6.3", "--device", "cpu"]) == 0
     table = capsys.readouterr().out
     assert "expected cost" in " ".join(table.split())
     assert " 6 " in table

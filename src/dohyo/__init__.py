@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dohyo import diagnostics
+from dohyo.annealing import Annealed, Sandwich, Tuned, sandwich
 from dohyo.contract import Model, proposed
 from dohyo.errors import DohyoError
 from dohyo.estimators import ELBO, IWAE, JVI, SUMO, Estimator, MultilevelRR, MultilevelSS, SymmetricSUMO, from_dict, to_dict
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
-    "ELBO", "IWAE", "JVI", "SUMO", "Comparison", "DohyoError", "Estimator", "Evaluation", "Finite", "FisherInformation",
-    "Geometric", "HarmonicTail", "Law", "Model", "MultilevelRR", "MultilevelSS", "PowerLaw", "SymmetricSUMO", "compare",
-    "diagnostics", "estimate", "evaluate", "fisher_information", "from_dict", "kl", "lab", "log_marginal", "models",
-    "objectives", "pad", "proposed", "reduce", "rows", "score", "to_dict", "tune",
+    "ELBO", "IWAE", "JVI", "SUMO", "Annealed", "Comparison", "DohyoError", "Estimator", "Evaluation", "Finite",
+    "FisherInformation", "Geometric", "HarmonicTail", "Law", "Model", "MultilevelRR", "MultilevelSS", "PowerLaw", "Sandwich",
+    "SymmetricSUMO", "Tuned", "compare", "diagnostics", "estimate", "evaluate", "fisher_information", "from_dict", "kl", "lab",
+    "log_marginal", "models", "objectives", "pad", "proposed", "reduce", "rows", "sandwich", "score", "to_dict", "tune",
 ]  # fmt: skip
 
 

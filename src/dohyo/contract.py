@@ -1,18 +1,18 @@
-r"""What a model is: what the library asks of it, what it may offer, and what is said where something is missing.
+r"""What a model is: what it must have, what it may have, and the errors if something is missing.
 
-A model needs one method, `log_weights(x, rows)`. Everything else is optional, and asked for by what uses it:
+A model needs one method, `log_weights(x, rows)`. Everything else is optional and needed only by what uses it:
 
 =====================================  =========================================================================
-`bind(x, ...) -> (rows -> log_w)`      x is encoded once for any number of calls; DReG and reverse KL need it
-`proposed(z)`, `proposed(log_q)`       in `log_weights`: they tell the objectives where the proposal ends
+`bind(x, ...) -> (rows -> log_w)`      encodes x once for any number of calls; DReG and reverse KL need it
+`proposed(z)`, `proposed(log_q)`       called in `log_weights`, to show the objectives where the proposal ends
 `encoder_parameters()`,                phi and theta, to clip them separately
 `decoder_parameters()`
-`sample_joint(n) -> (z, x)`            for reverse KL and policies, which train on samples of the model
+`sample_joint(n) -> (z, x)`            for reverse KL and policies, which train on samples from the model
 =====================================  =========================================================================
 
 **One loss, one backward pass.** Theta's loss and phi's are sums of the same log-weights, :math:`\sum_i c_i \log w_i` and
-:math:`\sum_i c'_i \log w_i`, and phi acts on log w_i only through z_i and log q(z_i; x). So there, and nowhere else, the gradient
-of row i is multiplied by :math:`c'_i / c_i` on its way back: theta gets its own gradient, and phi gets its own.
+:math:`\sum_i c'_i \log w_i`, and phi acts on log w_i only through z_i and log q(z_i; x). So there, and nowhere else, the backward
+pass multiplies the gradient of row i by :math:`c'_i / c_i`: theta gets its own gradient, and phi gets its own.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _SIGNATURES = {
 
 
 class Model(Protocol):
-    """What the library asks of a model."""
+    """What every model must have."""
 
     def log_weights(self, x: Tensor, rows: Tensor, /) -> Tensor:
         """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
@@ -56,7 +56,7 @@ def offers(model: object, method: str) -> bool:
 
 
 def require(model: object, what: str, *methods: str) -> None:
-    """A DohyoError that names the first method which `what` needs and the model lacks."""
+    """Raise a DohyoError that names the first method that `what` needs and the model lacks."""
     for method in methods:
         if not offers(model, method):
             raise DohyoError(
@@ -66,10 +66,10 @@ def require(model: object, what: str, *methods: str) -> None:
 
 
 def bound(model: Model, x: Tensor, **options: bool) -> Source:
-    """rows -> log-weights of x[rows], with x encoded once where the model can.
+    """rows -> log-weights of x[rows], with x encoded only once if the model has `bind`.
 
     Args:
-        options: `detach_posterior` and `detach_x` of the model's `bind`; only those that are true are passed on.
+        options: `detach_posterior` and `detach_x` of the model's `bind`; only those that are true are passed.
     """
     options = {name: wanted for name, wanted in options.items() if wanted}
     if offers(model, "bind"):
@@ -87,7 +87,7 @@ def bound(model: Model, x: Tensor, **options: bool) -> Source:
 
 
 def one_for_each(chunk: Tensor, log_w: Tensor) -> Tensor:
-    """`log_w`, or a ValueError if it is not one float for each row of `chunk`."""
+    """Return `log_w`, or raise a DohyoError if it is not one float for each row of `chunk`."""
     if log_w.shape != chunk.shape or not log_w.is_floating_point():
         raise DohyoError(
             f"log_weights returned {log_w.dtype} {tuple(log_w.shape)} for {len(chunk)} rows; "
@@ -106,7 +106,7 @@ def _check_takes(bind: Callable[..., Source], model: object, options: dict[str, 
 
 
 def split(model: object) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """theta and phi, without what is frozen; all is theta where the model does not say which is which."""
+    """theta and phi, without frozen parameters; all are theta if the model does not list the two separately."""
     name = type(model).__name__
     lists = [offers(model, "encoder_parameters"), offers(model, "decoder_parameters")]
     if all(lists):
@@ -135,7 +135,7 @@ class Mark:
     Attributes:
         inside: As the proposal made it.
         outside: The same numbers, as the model sees them.
-        factor: (rows,) What arrives here as a gradient multiplies the gradient of each row on its way back inside.
+        factor: (rows,) The gradient that arrives here multiplies the gradient of each row in the backward pass.
     """
 
     inside: Tensor
@@ -155,7 +155,7 @@ _open = _Open()
 
 @contextlib.contextmanager
 def marking() -> Iterator[list[Mark]]:
-    """Collects what `proposed` marks."""
+    """Collect what `proposed` marks."""
     marks: list[Mark] = []
     _open.lists.append(marks)
     try:
@@ -165,10 +165,10 @@ def marking() -> Iterator[list[Mark]]:
 
 
 def proposed(tensor: Tensor) -> Tensor:
-    """Marks what the proposal made, z or log q(z; x), with one row for each log-weight; changes no number.
+    """Mark what the proposal made, z or log q(z; x), with one row for each log-weight. The values do not change.
 
-    Call it in `log_weights` on all through which the proposal's parameters act, and use what it returns. In training it lets
-    one backward pass give the model and its proposal their own gradients.
+    Call it in `log_weights` on every tensor through which the proposal's parameters act, and use what it returns. In training it
+    lets one backward pass give the model and its proposal their own gradients.
 
     Example:
         >>> import dohyo
@@ -182,7 +182,7 @@ def proposed(tensor: Tensor) -> Tensor:
     return mark.outside
 
 
-# An operator of torch's, not an autograd.Function: under vmap the compiler ignores the backward pass of the latter.
+# A torch operator and not an autograd.Function: under vmap the compiler ignores the backward pass of an autograd.Function.
 @torch.library.custom_op("dohyo::proposed", mutates_args=())
 def _proposed(tensor: Tensor, leading: int) -> tuple[Tensor, Tensor]:
     return tensor.clone(), tensor.new_zeros(tensor.shape[:leading])
@@ -224,23 +224,23 @@ class _Steered(torch.autograd.Function):
 
 
 def steered(loss: Tensor, shown: Tensor, ratio: Tensor | None, marks: list[Mark]) -> Tensor:
-    """A loss with theta's gradient, and with phi's in phi.
+    """A loss whose gradient is theta's own in theta and phi's own in phi.
 
     Args:
         loss: The sum of c_i log w_i.
-        shown: The number that the loss is to have.
-        ratio: (rows,) c'_i / c_i; None where phi follows the same loss.
+        shown: The value that the loss shows.
+        ratio: (rows,) c'_i / c_i; None if phi follows the same loss.
     """
     factors = [] if ratio is None else [mark.factor for mark in marks if mark.factor.requires_grad]
     return _Steered.apply(loss, shown, loss if ratio is None else ratio, *factors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def check_marks(model: object, log_w: Tensor, marks: list[Mark], rows: int, data: Tensor) -> None:
-    """A DohyoError if phi's gradient cannot be told from theta's: nothing is marked, or a parameter is on both sides."""
+    """Raise a DohyoError if phi's gradient cannot be separated from theta's: no marks, or a parameter on both sides of them."""
     name = type(model).__name__
     phi = split(model)[1] if isinstance(model, nn.Module) else []
     if not marks and offers(model, "encoder_parameters") and not phi:
-        return  # it says that its proposal has no parameters
+        return  # its proposal has no parameters
     if not marks:
         raise DohyoError(
             f"{name} does not say what its proposal made, so that theta and phi cannot follow two losses in one pass: write "
@@ -270,7 +270,7 @@ def _called(model: object, parameter: Tensor) -> str:
 
 
 def _leaves(tensors: list[Tensor], ends: set[Any]) -> dict[int, Tensor]:
-    """The leaves of the graph above these tensors, by id, not looking beyond `ends`."""
+    """The leaves of the graph that these tensors depend on, by id; the search stops at `ends`."""
     leaves = {id(tensor): tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad}
     seen, todo = set(ends), [tensor.grad_fn for tensor in tensors]
     while todo:

@@ -35,7 +35,7 @@ class Evaluation:
         robust_mean, robust_interval: By median of means, if the estimator's variance is infinite; else None.
         per_datum: (data,) float64, averaged over replicates.
         replicates: The number of estimates for each datum.
-        cost: The number of log-weights computed, including pilot and diagnostics.
+        cost: The number of evaluations of p(x, z), including pilot and diagnostics: one for each log-weight, more for `Annealed`.
         khat: (examined data,) Pareto k-hat of their weights; above 0.7 the weights are too heavy for these numbers.
         kind: "lower bound", "unbiased", "unbiased for IWAE_n", or "neither a bound nor unbiased".
         warnings: What to know before trusting the numbers; empty if there is nothing.
@@ -154,7 +154,8 @@ def evaluate(
             spent += source.rows
     if not values:
         raise DohyoError("the data set is empty; give at least one datum")
-    return summarise(torch.cat(values), estimator, spent, torch.cat(shapes), confidence, fingerprint)
+    cost = spent * int(getattr(model, "evaluations_per_weight", 1))
+    return summarise(torch.cat(values), estimator, cost, torch.cat(shapes), confidence, fingerprint)
 
 
 def mean_log_p(model: Model, data: Tensor, estimator: Estimator, *, batch_size: int, max_rows: int | None, seed: int) -> float:

@@ -167,20 +167,20 @@ def subsampled_guide(x: Tensor, size: int | None = None) -> None:
 @pytest.mark.parametrize("size", [None, 13])
 def test_a_plate_is_pointed_at_the_data(size: int | None, x: Tensor) -> None:
     ours = from_pyro(subsampled, subsampled_guide, args=(x, size), plate="data")
-    found = dohyo.evaluate(ours, torch.arange(len(x)), ESTIMATOR, replicates=20)
+    found = dohyo.evaluate(ours, torch.arange(len(x)), ESTIMATOR, replicates=8, khat_samples=0)
     assert error(found, exact_gaussian(x)) < 4
     assert torch.corrcoef(torch.stack([found.per_datum, exact_gaussian(x).double()]))[0, 1] > 0.9  # each datum's own
     rows = torch.tensor([3, 3, 59, 0, 20])
     assert ours.log_weights(torch.arange(60), rows).shape == (5,)
-    parts = dohyo.evaluate(ours, torch.tensor([7]), ESTIMATOR, replicates=400, khat_samples=0)
+    parts = dohyo.evaluate(ours, torch.tensor([7]), ESTIMATOR, replicates=60, khat_samples=0)
     assert error(parts, exact_gaussian(x[7:8])) < 4
 
 
 def test_their_estimate_is_wrong_under_subsampling(x: Tensor) -> None:
     loss = RenyiELBO(num_particles=200, vectorize_particles=True, max_plate_nesting=1)
-    theirs = [-loss.loss(subsampled, subsampled_guide, x, 13) / 60 for _ in range(200)]
+    theirs = [-loss.loss(subsampled, subsampled_guide, x, 13) / 60 for _ in range(250)]
     exact = float(exact_gaussian(x).mean())
-    off = (torch.tensor(theirs).mean() - exact) / (torch.tensor(theirs).std() / math.sqrt(200))
+    off = (torch.tensor(theirs).mean() - exact) / (torch.tensor(theirs).std() / math.sqrt(250))
     assert off > 4  # above log p(x), which no bound is
 
 
@@ -192,7 +192,7 @@ def test_automatic_guides_of_each_datum(x: Tensor) -> None:
         guide.locs.z.copy_((x + 0.5) / 2)
     for size in (None, 13):
         ours = from_pyro(partial(subsampled, size=size), guide, args=(x,), plate="data")
-        assert error(dohyo.evaluate(ours, torch.arange(60), ESTIMATOR, replicates=10, khat_samples=0), exact_gaussian(x)) < 4
+        assert error(dohyo.evaluate(ours, torch.arange(60), ESTIMATOR, replicates=4, khat_samples=0), exact_gaussian(x)) < 4
     assert guide.create_plates is None
 
 

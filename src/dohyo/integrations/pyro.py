@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from dohyo.errors import DohyoError
+from dohyo.integrations import pyro_posterior
 from dohyo.integrations import pyro_traces as traced
 from dohyo.integrations.pyro_objective import LogMarginal as LogMarginal
+from dohyo.integrations.pyro_posterior import Latent
 from dohyo.integrations.pyro_traces import Messenger, Pointed, pyro
 
 
@@ -92,13 +95,35 @@ class PyroModel(nn.Module):
         self.functions, self.args, self.plate, self.vectorize = (model, guide), args, plate, vectorize
         self.parts = nn.ModuleList(dict.fromkeys(module for fn in self.functions for module in modules_of(fn)))
         self._shape: _Shape | None = None
+        self._latents: list[Latent] | None = None
 
     def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
         """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
-        shape = self._shape = self._shape or self._measured(x)
+        shape = self._measured_once(x)
         if self.args and shape.plate is None:
             return self._evidence(x, len(rows), shape)
         return torch.cat([self._of_rows(part, shape) for part in x[rows].split(int(min(shape.most, max(1, len(rows)))))])
+
+    def posterior(self, x: Tensor) -> Distribution:
+        """q(z; x) of all latents of the data x, one row each: with `log_joint` what `dohyo.Annealed` needs."""
+        if self.args:
+            raise DohyoError("chains need a model that is called with the data; write it so, and give from_pyro no args")
+        if self._latents is None:
+            with traced.unseen():
+                self.log_weights(x[:1], torch.zeros(1, dtype=torch.long, device=x.device))  # its checks
+        with self._explained():
+            found, self._latents = pyro_posterior.posterior(self.functions[1], x, str(self._measured_once(x).plate))
+        return found
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        """log p(x, z) for z as `posterior` draws it, one number for each row."""
+        if self._latents is None:
+            self.posterior(x)
+        shape = self._measured_once(x)
+        trace, log_jacobian = pyro_posterior.replayed(self._latents or [], z)
+        with self._explained():
+            found = traced.replay(self.functions[0], trace, (x,), {}, -1 - shape.depth)
+            return pyro_posterior.log_density(found, str(shape.plate)) + log_jacobian
 
     def _of_rows(self, rows: Tensor, shape: _Shape) -> Tensor:
         """The log-weights of data (or of indices of data), as many as the plate can take."""
@@ -149,6 +174,10 @@ class PyroModel(nn.Module):
                 "vectorize_particles=False)"
             )
             raise DohyoError(f"the model or guide of Pyro failed ({said}); {advice}") from error
+
+    def _measured_once(self, x: Tensor) -> _Shape:
+        self._shape = self._shape or self._measured(x)
+        return self._shape
 
     def _measured(self, x: Tensor) -> _Shape:
         """From one run that leaves no trace in torch's generator."""

@@ -56,8 +56,8 @@ class LogMarginal(ELBO):  # type: ignore[misc]
         ...         pyro.sample("z", Normal(slope * x[i] + 1.0, 0.9))
         >>> _ = pyro.set_rng_seed(0)
         >>> x = 2.0 + 2**0.5 * torch.randn(400)
-        >>> svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), LogMarginal(dohyo.MultilevelRR.at_cost(15)))
-        >>> for step in range(300):
+        >>> svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), LogMarginal(dohyo.MultilevelRR.at_cost(15)))
+        >>> for step in range(80):
         ...     loss = svi.step(x)
         >>> abs(pyro.param("mean").item() - x.mean().item()) < 0.2
         True

@@ -1,4 +1,4 @@
-"""Latent-variable models: anything with `log_weights(x, rows)`; these have it."""
+"""Latent-variable models. Any object with `log_weights(x, rows)` is one; these come with the library."""
 
 from dohyo.models.gaussian import GaussianLVM
 from dohyo.models.latent import LatentVariableModel

@@ -18,13 +18,13 @@ class LatentVariableModel(nn.Module, ABC):
 
     .. math:: \log w = \log p(z) + \log p(x \mid z) - \log q(z; x), \qquad z \sim q(\cdot\,; x)
 
-    Distributions inside a model want `validate_args=False`: validation synchronises with the GPU. The proposal's
+    Give distributions inside a model `validate_args=False`: validation synchronises with the GPU. The proposal's
     parameters are those of the submodule `encoder`, unless `encoder_parameters` is overridden.
     """
 
     @abstractmethod
     def encode(self, x: Tensor) -> Any:
-        """What q(z; x) needs to know of x, one row for each datum: a tensor or a tuple of tensors."""
+        """What q(z; x) needs to know about x, one row for each datum: a tensor or a tuple of tensors."""
 
     @abstractmethod
     def posterior(self, code: Any) -> Distribution:
@@ -33,26 +33,30 @@ class LatentVariableModel(nn.Module, ABC):
     def frozen_posterior(self, code: Any) -> Distribution:
         """q(z; x) with phi constant, so that its log-density has a gradient in z alone.
 
-        This is the posterior of the detached code, right wherever phi acts through the code only. Override it if
-        `posterior` uses parameters of its own, as a second stochastic layer does (see `TwoLayerVAE`).
+        This is the posterior of the detached code, which is right if phi acts only through the code. Override it if `posterior`
+        itself has parameters, as with a second stochastic layer (see `TwoLayerVAE`).
         """
         return self.posterior(_detach(code))
 
     @abstractmethod
     def prior(self) -> Distribution:
-        """p(z), of one z."""
+        """p(z), for a single z."""
 
     @abstractmethod
     def likelihood(self, z: Tensor) -> Distribution:
         """p(x | z)."""
 
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        """log p(x, z), x and z with one row for each pair."""
+        return torch.as_tensor(self.prior().log_prob(z) + self.likelihood(z).log_prob(x))
+
     def bind(self, x: Tensor, detach_posterior: bool = False, detach_x: bool = False) -> Callable[[Tensor], Tensor]:
         """rows -> log-weights of x[rows], encoding x once for any number of calls.
 
         Args:
-            detach_posterior: Treat the parameters of log q as constants, so that phi's gradient flows through z alone:
-                what the doubly reparameterised gradient (DReG, Tucker et al. 2019) needs.
-            detach_x: Let x's gradient flow through p(x | z) alone, not through q(z; x).
+            detach_posterior: Treat the parameters of log q as constants, so that phi's gradient flows only through z. The
+                doubly reparameterised gradient (DReG, Tucker et al. 2019) needs this.
+            detach_x: Let x's gradient flow only through p(x | z), not through q(z; x).
         """
         code = self.encode(x.detach() if detach_x else x)
 
@@ -70,10 +74,6 @@ class LatentVariableModel(nn.Module, ABC):
         """One log-weight for each row: z ~ q(.; x[row]), log p(x, z) - log q(z; x)."""
         return self.bind(x)(rows)
 
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z), one number for each row of x and z."""
-        return self.prior().log_prob(z) + self.likelihood(z).log_prob(x)
-
     def sample(self, n: int) -> Tensor:
         """n samples of x from the model."""
         with torch.no_grad():
@@ -84,12 +84,12 @@ class LatentVariableModel(nn.Module, ABC):
         return self.sample_joint(n)[1]
 
     def sample_joint(self, n: int) -> tuple[Tensor, Tensor]:
-        """n samples of z and of x given z, by reparameterisation where the distributions have it."""
+        """n samples of z and of x given z, by reparameterisation if the distributions support it."""
         z = _rsample(self.prior(), (n,))
         return z, _rsample(self.likelihood(z), ())
 
     def sample_mean(self, n: int) -> Tensor:
-        """The means of p(x | z) for n samples of z from the prior: smoother pictures than those of `sample`."""
+        """The means of p(x | z) for n samples of z from the prior, which give smoother pictures than `sample`."""
         with torch.no_grad():
             return _mean(self.likelihood(self.prior().sample((n,))))
 
@@ -121,7 +121,7 @@ def _detach(code: Any) -> Any:
 
 
 def _mean(distribution: Distribution) -> Tensor:
-    """The mean, or a sample where there is none: not written in torch, or NaN as for a Cauchy."""
+    """The mean, or a sample if there is no mean: not implemented in torch, or NaN as for a Cauchy."""
     try:
         mean = distribution.mean
     except NotImplementedError:

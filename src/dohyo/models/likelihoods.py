@@ -1,4 +1,4 @@
-"""p(x | z) on top of a decoder: binary or grey pixels, and real numbers."""
+"""p(x | z) on top of a decoder, for binary or grey pixels and for real numbers."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ class Observed(nn.Module, ABC):
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """How many numbers the decoder gives."""
+        """The number of outputs that the decoder must have."""
 
     @abstractmethod
     def forward(self, output: Tensor) -> Distribution:
@@ -33,7 +33,7 @@ class Observed(nn.Module, ABC):
 
     @abstractmethod
     def start_from(self, train: Tensor, bias: Tensor) -> None:
-        """Set the decoder's output bias so that a decoder which ignores z fits each dimension of `train` by itself."""
+        """Set the decoder's output bias so that a decoder that ignores z fits each dimension of `train` separately."""
 
     def inputs(self, x: Tensor) -> Tensor:
         """x as the encoder sees it."""
@@ -50,7 +50,7 @@ class Observed(nn.Module, ABC):
 
 
 class BernoulliPixels(Observed):
-    r"""p(x_i | z) = Bernoulli(sigmoid(output_i)); it starts at the logit of the mean, clamped to [0.001, 0.999]."""
+    r"""p(x_i | z) = Bernoulli(sigmoid(output_i)); the bias starts at the logit of the mean, clamped to [0.001, 0.999]."""
 
     @property
     def outputs(self) -> int:
@@ -75,9 +75,9 @@ class GaussianValues(Observed):
     r"""p(x_i | z) = N(m_i + s_i mean_i, (s_i scale_i)^2), where m and s standardise each dimension.
 
     m and s are buffers, 0 and 1 until `start_from` sets them to the data's mean and standard deviation. The encoder sees
-    (x - m) / s. So data in any units trains alike, with an output bias of zero the model starts at the data's own mean and
-    standard deviation, and densities are in the data's units. A dimension that never varies keeps s = 1 and the mean m
-    whatever the decoder says, or its tiny scale would turn every step of the decoder into a huge loss.
+    (x - m) / s. So training does not depend on the data's units, the model starts at the data's own mean and standard
+    deviation if the output bias is zero, and densities are in the data's units. A dimension that never varies keeps s = 1 and the
+    mean m whatever the decoder outputs; otherwise its tiny scale would turn every step of the decoder into a huge loss.
 
     The scale is bounded below by `LEAST_SCALE`, smoothly: log scale = f + softplus(output - f), f = log LEAST_SCALE. So a
     dimension that is constant, or a function of z, has a density of at most 400 / s_i, and never an infinite one.

@@ -1,4 +1,4 @@
-"""The pieces that the models share: tanh networks and diagonal Gaussians on top of them."""
+"""Parts that the models share: tanh networks and diagonal Gaussians on top of them."""
 
 import torch
 from torch import Tensor, nn
@@ -6,8 +6,8 @@ from torch.distributions import Distribution, Independent, Normal
 
 from dohyo.errors import DohyoError
 
-# Latent scales stay within e^-9 .. e^9. Below, float32 no longer tells z from its mean to three digits, and log q is noise;
-# above, one bad step of the encoder would overflow. No trained model comes near either end.
+# Latent scales stay within e^-9 .. e^9. Below that, float32 does not resolve z - mean to three digits, and log q is noise;
+# above it, one bad step of the encoder would overflow. No trained model comes near either end.
 LOG_SCALE_LIMIT = 9.0
 
 
@@ -30,7 +30,7 @@ def gaussian(output: Tensor) -> Distribution:
 
 
 def standard_normal(size: int, like: nn.Module) -> Distribution:
-    """N(0, I) where the module's parameters live, in their precision."""
+    """N(0, I) on the device of the module's parameters, in their precision."""
     zero = next(like.parameters()).new_zeros(size)
     return independent(Normal(zero, torch.ones_like(zero), validate_args=False))
 
@@ -41,7 +41,7 @@ def independent(distribution: Distribution) -> Distribution:
 
 
 def check_sizes(**sizes: int) -> None:
-    """A ValueError that names the first size below one."""
+    """Raise a DohyoError that names the first size below one."""
     for name, size in sizes.items():
         if size < 1:
             raise DohyoError(f"{name} is {size}; it must be at least 1")

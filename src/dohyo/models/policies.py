@@ -1,6 +1,6 @@
-"""Distributions over {0, 1}^d that can be trained by what their samples earn.
+"""Distributions over {0, 1}^d that can be trained on the rewards of their samples.
 
-Each has `variables` and `sample(n)`. Those with `log_prob(x)` know it exactly, the latent one has log-weights instead.
+Each has `variables` and `sample(n)`. Exact policies have `log_prob(x)`; the latent one has log-weights instead.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from dohyo.models.networks import check_sizes, gaussian, independent, output_bia
 # The standard deviation of output weights at the start: the logits of 200 hidden units are then about 0.1, the policy is
 # near uniform and its samples explore.
 SMALL = 0.01
-POSITION = 32  # the size of the vector that tells a GRU which bit it is at
+POSITION = 32  # the size of the input vector that shows a GRU which bit it is at
 
 
 class Policy(Protocol):
@@ -27,12 +27,12 @@ class Policy(Protocol):
     variables: int
 
     def sample(self, n: int) -> Tensor:
-        """(n, d) draws, float 0 and 1, without gradient."""
+        """(n, d) samples, float 0 and 1, without gradient."""
         ...
 
 
 class LatentPolicy(LatentVariableModel):
-    r"""Bits that are independent given a Gaussian z: all of them are drawn at once.
+    r"""Bits that are independent given a Gaussian z, so all of them are sampled at once.
 
     .. math:: p(x) = \int N(z; 0, I) \prod_i \mathrm{Bernoulli}(x_i; f_\theta(z)_i)\, dz, \qquad
               q(z; x) = N(\mu_\phi(x), \mathrm{diag}\,\sigma_\phi^2(x))
@@ -64,7 +64,7 @@ class LatentPolicy(LatentVariableModel):
         return super().bind(x.to(output_bias(self.decoder).dtype), detach_posterior, detach_x)
 
     def sample_joint(self, n: int) -> tuple[Tensor, Tensor]:
-        """z and the bits given z. Lost parameters give a record with NaN, where torch's Bernoulli would raise at once."""
+        """z and the bits given z. NaN parameters lead to a record with NaN; torch's Bernoulli would raise an error here."""
         z = self.prior().sample((n,))
         odds = self.decoder(z)
         return z, (torch.rand_like(odds) < odds.sigmoid()).to(odds.dtype)
@@ -102,7 +102,7 @@ class ExactPolicy(nn.Module, ABC):
 
     @abstractmethod
     def sample(self, n: int) -> Tensor:
-        """(n, d) draws, float 0 and 1, without gradient."""
+        """(n, d) samples, float 0 and 1, without gradient."""
 
     def log_prob(self, x: Tensor) -> Tensor:
         """(n, d) -> (n,): log p(x)."""
@@ -140,8 +140,8 @@ class GRUPolicy(ExactPolicy):
     .. math:: p(x) = \prod_t \mathrm{Bernoulli}(x_t; \sigma(v_t \cdot h_t + b_t)), \qquad
               h_t = \mathrm{GRU}(h_{t-1}, (e_t, \pm x_{t-1}))
 
-    The bit before comes in as -1 or 1, at first as 0. Bits of an optimisation problem are not alike, so that each position
-    has a learned input vector e_t and its own output weights v_t; a GRU without them would have to count.
+    The previous bit enters as -1 or 1, and as 0 for the first. The bits of an optimisation problem are not alike, so each
+    position has a learned input vector e_t and its own output weights v_t; without them a GRU would have to count.
 
     References:
         Cho et al., Learning phrase representations using RNN encoder-decoder (EMNLP 2014).
@@ -188,8 +188,8 @@ class NADEPolicy(ExactPolicy):
     .. math:: p(x) = \prod_t \mathrm{Bernoulli}(x_t; \sigma(v_t \cdot h_t + b_t)), \qquad
               h_t = \sigma\Big(c + \sum_{s<t} x_s w_s\Big)
 
-    This is NADE, not MADE: what goes into h_t is that of h_{t-1} plus one term, so that a whole sample costs O(d h), as
-    much as one log p(x). It still takes d steps, one after the other.
+    This is NADE, not MADE: the input of h_t is that of h_{t-1} plus one term, so a whole sample costs O(d h), as much as one
+    log p(x). It still takes d steps, one after another.
 
     References:
         Larochelle and Murray, The neural autoregressive distribution estimator (AISTATS 2011).
@@ -201,7 +201,7 @@ class NADEPolicy(ExactPolicy):
     """
 
     name: ClassVar[str] = "nade"
-    CHUNK: ClassVar[int] = 2**22  # numbers in one piece of (n, d, h): sums along d are faster where they fit into the cache
+    CHUNK: ClassVar[int] = 2**22  # numbers in one chunk of (n, d, h): sums along d are faster if they fit into the cache
 
     def __init__(self, variables: int, hidden: int = 200) -> None:
         check_sizes(hidden=hidden)

@@ -18,10 +18,9 @@ def build(name: str, **arguments: Any) -> nn.Module:
     """The model called `name`, built with these arguments.
 
     Args:
-        name: A key of `MODELS`, or `package.module:Class` for a class of your own, looked for in the current folder
-            first. It must be an `nn.Module` with `log_weights(x, rows)`.
-        arguments: For the constructor. Those that a class of your own does not take are left out, so that it need not
-            know of every option.
+        name: A key of `MODELS`, or `package.module:Class` for your own class, looked for in the current folder first.
+            It must be an `nn.Module` with `log_weights(x, rows)`.
+        arguments: For the constructor. Those that your own class does not take are left out, so it need not accept every option.
 
     Example:
         >>> type(build("vae", data=64, hidden=32, latent=8)).__name__
@@ -60,7 +59,7 @@ def _users_class(name: str) -> type[nn.Module]:
 
 
 def _takes(cls: type, key: str) -> bool:
-    """Whether the constructor takes the argument `key`; one that is inherited from `nn.Module` takes none."""
+    """Whether the constructor takes the argument `key`; a constructor inherited from `nn.Module` takes none."""
     parameters = inspect.signature(cls).parameters
     if key in parameters:
         return parameters[key].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -20,15 +20,15 @@ class TwoLayerVAE(LatentVariableModel):
     .. math:: p(x, z) = p(z_2)\, p_\theta(z_1 \mid z_2)\, p_\theta(x \mid z_1), \qquad
               q(z; x) = q_\phi(z_1; x)\, q_\phi(z_2 \mid z_1)
 
-    p(z_2) is N(0, I), the other densities of z_1 and z_2 are diagonal Gaussians whose mean and scale a network gives.
+    p(z_2) is N(0, I); the other densities of z_1 and z_2 are diagonal Gaussians whose mean and scale come from a network.
 
     Args:
         data: The size of a flattened datum.
         hidden: The width of the networks between x and z_1.
         latent: The size of z_2.
         likelihood: "bernoulli" or "gaussian", as for `VAE`.
-        hidden2: The width of the networks between z_1 and z_2; half of `hidden` unless given.
-        latent1: The size of z_1; twice `latent` unless given.
+        hidden2: The width of the networks between z_1 and z_2; half of `hidden` by default.
+        latent1: The size of z_1; twice `latent` by default.
 
     References:
         Burda et al., Importance weighted autoencoders (ICLR 2016), the model with two stochastic layers.
@@ -76,7 +76,7 @@ class TwoLayerVAE(LatentVariableModel):
         return self._upwards(code, self.encoder["z2"])
 
     def frozen_posterior(self, code: Tensor) -> Distribution:
-        """q with phi constant: here phi is in the code and also in the network of q(z_2 | z_1), which runs on z_1."""
+        """q with phi constant: here phi acts through the code and also through the network of q(z_2 | z_1), which takes z_1."""
         constants = {name: parameter.detach() for name, parameter in self.encoder["z2"].named_parameters()}
         return self._upwards(code.detach(), partial(functional_call, self.encoder["z2"], constants))
 
@@ -92,7 +92,7 @@ class TwoLayerVAE(LatentVariableModel):
 
 
 class _Chain(Distribution):
-    """p(a) p(b | a), a distribution of the vector (a, b), or of (b, a) with `reverse`."""
+    """p(a) p(b | a) as a distribution of the vector (a, b), or of (b, a) with `reverse`."""
 
     arg_constraints: ClassVar = {}
     has_rsample = True

@@ -19,7 +19,7 @@ class VAE(LatentVariableModel):
         data: The size of a flattened datum.
         hidden: The width of the tanh layers.
         latent: The size of z.
-        likelihood: "bernoulli" for pixels in [0, 1], "gaussian" for real numbers: the decoder then gives a mean and a
+        likelihood: "bernoulli" for pixels in [0, 1], "gaussian" for real numbers: the decoder then outputs a mean and a
             log-scale for each dimension, and no scale falls below 0.001 of the dimension's standard deviation.
 
     References:

@@ -1,4 +1,4 @@
-"""What to train on: one loss, whose gradient is theta's in theta (the model) and phi's in phi (the proposal)."""
+"""Training objectives: one loss, whose gradient is theta's own in theta (the model) and phi's own in phi (the proposal)."""
 
 from dohyo.objectives.maximum_likelihood import MaximumLikelihood
 from dohyo.objectives.reinforce import Reinforce

@@ -30,15 +30,15 @@ class MaximumLikelihood:
     """Maximum likelihood: theta follows `estimator`, phi follows `encoder`.
 
     Attributes:
-        encoder: "same", "variance", "iwae" or "dreg" (`ENCODERS` says what each does). By default "same" for bounds and the
-            jackknife and "dreg" for unbiased estimators, which did better than "variance" on
-            MNIST (results/mnist_300_epochs.json).
-        k_draw: "batch": one K for the whole batch, so that most steps are clean and rare ones are clipped; "datum": one for
-            each, so that every batch holds a few huge weights.
+        encoder: "same", "variance", "iwae" or "dreg" (`ENCODERS` says what each does). The default is "same" for bounds and
+            the jackknife, and "dreg" for unbiased estimators, because it did better than "variance" on MNIST
+            (results/mnist_300_epochs.json).
+        k_draw: "batch": one K for the whole batch, so that huge weights and clipping are limited to rare steps; "datum": one K
+            for each datum, so that every batch has a few huge weights.
         baseline: "zero" as in the paper, or "running": the encoder then minimises the mean of (estimate - c)^2 with c a
             running mean of earlier batches' IWAE_n. Any c that is independent of the batch's own noise leaves the expected
-            gradient as it is; a c from the same noise would not.
-        clip_datum: The most that the absolute coefficients of one datum's log-weights may sum to (they sum to 1 for IWAE).
+            gradient unchanged; a c from the same noise would not.
+        clip_datum: The largest sum of the absolute coefficients of one datum's log-weights (for IWAE the sum is 1).
 
     Example:
         >>> import dohyo
@@ -85,7 +85,7 @@ class MaximumLikelihood:
 
         Args:
             generator: Draws K; torch's own if None.
-            baseline: c, for encoder "variance"; one for all, or one for each datum.
+            baseline: c, for encoder "variance"; one number for all data, or one for each datum.
         """
         encoder = str(self.encoder)
         plan = Plan.of(self.estimator.plan(len(x), generator, shared=self.shared), x.device)
@@ -99,10 +99,11 @@ class MaximumLikelihood:
     def coefficients(
         self, log_w: Tensor, counts: Tensor, baseline: Tensor | None = None, *, batch: int, dtype: torch.dtype
     ) -> tuple[Tensor, ...]:
-        """From a table of log-weights: what is `RECORDED` of each datum, theta's coefficients, and, if phi has
-        its own, phi's divided by these.
+        """From a table of log-weights: the `RECORDED` numbers of each datum, theta's coefficients, and, if phi has its own, phi's
+        coefficients divided by theta's.
 
-        Data whose coefficients are large in sum of absolute values, 1 for IWAE and thousands for a deep SUMO, are scaled down.
+        With `clip_datum`, the coefficients of a datum are scaled down if the sum of their absolute values is too large. That sum
+        is 1 for IWAE and in the thousands for a deep SUMO.
         """
         encoder = str(self.encoder)
         value, phi, log_px, iwae = coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=encoder)
@@ -116,5 +117,5 @@ class MaximumLikelihood:
         return -log_px, -iwae, clipped, *(part.to(dtype) for part in safe_ratio(-value / batch, phi / batch))
 
     def skip(self, generator: torch.Generator) -> None:
-        """Draw a shared K and leave it, to keep in step with other processes."""
+        """Draw a shared K and discard it, to stay in step with the other processes."""
         self.estimator.plan(1, generator, shared=True)

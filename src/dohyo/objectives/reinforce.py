@@ -1,10 +1,10 @@
-r"""REINFORCE: train a policy p(x) by what its samples earn, with a reward for entropy.
+r"""REINFORCE: train a policy p(x) on the rewards of its samples, with an optional reward for entropy.
 
 .. math:: \nabla_\theta \left( E[R(x)] + \lambda H(p) \right) = E\left[ (R(x) - \lambda \log p(x) - b) \nabla \log p(x) \right]
 
 For a latent policy log p(x) appears twice, as a value and as a score, and is estimated. The product of two estimates is
-unbiased only if they are independent: two plans and two sets of z for each x. Each then serves as value for the other's
-score, and the two products are averaged. b is the mean of the others in the batch.
+unbiased only if they are independent, so each x gets two plans and two sets of z. Each estimate then serves as the value for the
+score of the other, and the two products are averaged. b is the mean over the other samples of the batch.
 """
 
 import math
@@ -27,12 +27,12 @@ class Reinforce:
     """REINFORCE: theta climbs E[R(x) / scale] + entropy * H(p).
 
     Attributes:
-        estimator: Of log p(x), for a policy with log-weights; None for one that has `log_prob`.
+        estimator: The estimator of log p(x), for a policy with log-weights; None for a policy with `log_prob`.
         reward: x (n, d) -> (n,); see `dohyo.lab.rewards`. It needs no gradient.
         encoder: "sleep" (the default for unbiased estimators), "dreg", "iwae" or "variance"; "same" (the default for
             bounds) lets phi follow theta's objective.
-        entropy: lambda, on the scale of the scaled reward; a function where it changes in training.
-        scale: What rewards are divided by; a function where it is known only when training begins.
+        entropy: lambda, relative to the scaled reward; a function if it changes during training.
+        scale: What rewards are divided by; a function if it is known only when training begins.
         baseline: "leave-one-out" or "none".
         k_draw: "datum", one K for each sample, or "batch".
 
@@ -54,7 +54,7 @@ class Reinforce:
     baseline: Literal["leave-one-out", "none"] = "leave-one-out"
     k_draw: KDraw = "datum"
 
-    running_baseline: ClassVar[bool] = False  # one that the training loop would have to keep
+    running_baseline: ClassVar[bool] = False  # the training loop need not keep a baseline
 
     def __post_init__(self) -> None:
         check_choice(self.baseline, Literal["leave-one-out", "none"], "baseline")
@@ -116,12 +116,12 @@ class Reinforce:
         return rewards.double() / (self.scale() if callable(self.scale) else self.scale)
 
     def _centred(self, gain: Tensor) -> Tensor:
-        """Less the mean of the other samples, which does not depend on this one."""
+        """The gain minus the mean of the other samples, which does not depend on this one."""
         n = len(gain)
         return gain - (gain.sum() - gain) / (n - 1) if self.baseline == "leave-one-out" and n > 1 else gain
 
     def _outcome(self, loss: Tensor, gain: Tensor, rewards: Tensor, log_px: Tensor, iwae: Tensor) -> Outcome:
-        loss = loss - (gain + loss).detach()  # minus what was gained is the number that it stands for
+        loss = loss - (gain + loss).detach()  # the loss shows minus the mean gain
         return Outcome(loss, log_px, iwae, log_px, {"reward": rewards, "entropy": -log_px})
 
     def skip(self, generator: torch.Generator) -> None:

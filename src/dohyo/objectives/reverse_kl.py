@@ -3,9 +3,9 @@ r"""Reverse KL: fit a latent-variable model to an unnormalised density.
 .. math:: \min_\theta E_{x \sim p_\theta}[\log p_\theta(x) - \log p^*(x)]
 
 x is drawn by reparameterisation, and log p(x) is estimated. A lower bound in its place is not safe: theta can push the bound
-below log p(x) without limit. With Y unbiased for log p(x) at every x, theta's gradient has three parts: through x in
-log p(x | z), through x in the proposal q(z; x), and straight through theta in log p(x, z). The second and the third have
-expectation zero, as log p does not depend on q, and as the mean score of p under p is zero.
+below log p(x) without limit. If Y is unbiased for log p(x) at every x, theta's gradient has three parts: through x in
+log p(x | z), through x in the proposal q(z; x), and directly through theta in log p(x, z). The second has expectation zero
+because log p does not depend on q, the third because the mean score of p under p is zero.
 """
 
 import math
@@ -35,12 +35,12 @@ class ReverseKL:
     """Reverse KL: theta descends the estimate of log p(x) - log p*(x) at samples of the model itself.
 
     Attributes:
-        target: x (n, d) -> log p*(x) (n,), up to a constant; see `dohyo.lab.targets`.
+        target: A function x (n, d) -> log p*(x) (n,), up to a constant; see `dohyo.lab.targets`.
         encoder: "sleep" (the default for unbiased estimators), "dreg", "iwae" or "variance"; "same" (the default for
-            bounds) follows theta downhill, which is how plain IWAE fails; with "iwae" IWAE becomes minimax.
+            bounds) follows theta downhill, which is how plain IWAE fails; "iwae" turns the estimator IWAE into minimax.
         k_draw: "datum", one K for each sample, or "batch".
-        paths: The parts of the gradient to keep, `PATHS`; by default "all" for bounds, "x" for unbiased estimators
-            ("decoder" with encoder "dreg", which leaves no other choice).
+        paths: The parts of the gradient to keep (`PATHS`); by default "all" for bounds, "x" for unbiased estimators
+            ("decoder" with encoder "dreg", which works with no other).
         baseline: For encoder "variance": "zero", as in the paper, or "target": log p*(x) plus a running mean, which is near
             log p(x) once the model fits and does not depend on the noise of z and K.
 
@@ -111,13 +111,13 @@ class ReverseKL:
             loss = loss + _proposals_loss(weighed, marks, through_marks) / len(x)
         if encoder == "sleep":
             loss = loss + sleep_loss(model, z, x)
-        loss = loss + (estimate.mean() - loss).detach()  # the number that it stands for
-        whole = estimate.mean().expand_as(estimate) if self.shared else estimate  # with one K the samples of a step are as one
+        loss = loss + (estimate.mean() - loss).detach()  # the loss shows the mean estimate
+        whole = estimate.mean().expand_as(estimate) if self.shared else estimate  # with one K, samples of a step are dependent
         numbers = {"estimate": estimate, "estimate_square": whole.square()}
         return Outcome(loss, weighed.log_px, weighed.iwae, weighed.iwae - log_target.detach(), numbers)
 
     def skip(self, generator: torch.Generator) -> None:
-        """Draw a shared K and leave it, to keep in step with other processes."""
+        """Draw a shared K and discard it, to stay in step with the other processes."""
         self.estimator.plan(1, generator, shared=True)
 
 
@@ -130,7 +130,7 @@ def _samples(model: Any, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _proposals_loss(weighed: Weighed, marks: list[Mark], gradients: list[Tensor]) -> Tensor:
-    """phi's loss where theta's does not pass through the log-weights: the gradients at the marks, each row times its ratio."""
+    """phi's loss if theta's does not pass through the log-weights: the gradients at the marks, each row times its ratio."""
     _, ratio = safe_ratio(weighed.value, weighed.phi)
     parts = []
     for mark, gradient in zip(marks, gradients, strict=True):

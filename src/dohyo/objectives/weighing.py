@@ -1,8 +1,8 @@
-r"""What every objective returns, and the coefficients that it is made of.
+r"""What every objective returns, and the coefficients of the log-weights in its loss.
 
-An estimate Y of log p(x) moves with the parameters through its log-weights:
+An estimate Y of log p(x) depends on the parameters through its log-weights:
 :math:`\nabla Y = \sum_i (\partial Y / \partial \log w_i)\, \nabla \log w_i`. So the estimator's arithmetic is differentiated
-on its own, on a vector of scalars, and the network's backward pass runs on :math:`\sum_i c_i \log w_i` with constant c.
+separately, on a vector of scalars, and the network's backward pass runs on :math:`\sum_i c_i \log w_i` with constant c.
 """
 
 import math
@@ -30,7 +30,7 @@ ENCODERS: dict[str, str] = {
     "dreg": "climbs IWAE_n on the same weights by the doubly reparameterised gradient",
     "sleep": "learns q(z; x) from the z that each sample x came from, as the sleep phase of wake-sleep",
 }
-_LEAST = 1e-20  # stands for a coefficient of zero, by which one cannot divide: lost in any sum of coefficients
+_LEAST = 1e-20  # replaces a coefficient of zero, to avoid dividing by zero; it vanishes in any sum of coefficients
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Outcome:
         loss: A scalar. `loss.backward()` puts the model's gradient into theta and the proposal's into phi; its value is that
             of theta's loss.
         log_px: (batch,) the estimates of log p(x).
-        iwae: (batch,) IWAE_n of the same weights, a steadier number to watch; `log_px` again where there are no weights.
-        level: (batch,) a running baseline, if there is one, is the mean of these over earlier steps.
+        iwae: (batch,) IWAE_n of the same weights, a less noisy number to watch; equal to `log_px` if there are no weights.
+        level: (batch,) the numbers whose mean over earlier steps is the running baseline, if there is one.
         numbers: What the training loop records, each (batch,).
     """
 
@@ -58,9 +58,9 @@ class Weighed:
     """Log-weights of a batch with the estimates they give, and the coefficients of the estimates' gradients.
 
     Attributes:
-        log_w: (rows,) in the network's graph.
+        log_w: (rows,) with the network's graph.
         marks: Where the proposal ends and the model begins.
-        rows: (rows,) the datum of each.
+        rows: (rows,) the datum of each log-weight.
         value: (rows,) dY / dlog w, the estimate's own gradient, float64.
         phi: (rows,) the same for the encoder's loss.
         log_px, iwae: (batch,) the estimates Y, and IWAE_n.
@@ -90,7 +90,7 @@ class Weighed:
 def draw_weights(
     model: Any, x: Tensor, encoder: str, plan: Plan, *, detach_posterior: bool | None = None, detach_x: bool = False
 ) -> tuple[Tensor, list[Mark]]:
-    """Log-weights of x as the plan wants them, with a gradient, and the marks that the model made."""
+    """The log-weights of x that the plan asks for, with a gradient, and the marks that the model made."""
     detach = encoder == "dreg" if detach_posterior is None else detach_posterior
     source = bound(model, x, detach_posterior=detach, detach_x=detach_x)
     marks: list[Mark] = []
@@ -128,15 +128,15 @@ def weigh(
 def coefficients(
     log_w: Tensor, counts: Tensor, baseline: Tensor | None = None, *, estimator: Estimator, encoder: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The estimates and the coefficients of their gradients, from a table of log-weights: never waits for the host.
+    """The estimates and the coefficients of their gradients, from a table of log-weights. It never waits for the host.
 
     Args:
-        log_w: (batch, width); row i holds counts[i] log-weights, then anything.
+        log_w: (batch, width); row i holds counts[i] log-weights, then arbitrary padding.
         baseline: (batch,), for encoder "variance"; zero if None.
 
     Returns:
         value: (batch, width) dY / dlog w, the estimate's own gradient.
-        phi: (batch, width) the gradient of the encoder's loss; `value` again for "same", zero for "sleep".
+        phi: (batch, width) the gradient of the encoder's loss; equal to `value` for "same", zero for "sleep".
         log_px: (batch,) the estimates Y.
         iwae: (batch,) IWAE_n of the same weights.
     """
@@ -153,20 +153,20 @@ def coefficients(
     elif encoder == "sleep":
         phi = torch.zeros_like(value)
     elif encoder != "same":
-        empty = log_sum[:, None] == -torch.inf  # a datum of zero weights asks for nothing
+        empty = log_sum[:, None] == -torch.inf  # a datum whose weights are all zero has no gradient
         posterior = torch.where(empty, 0.0, (leaf - log_sum[:, None]).exp())
         phi = -posterior if encoder == "iwae" else -posterior.square()
     return value, phi, log_px, log_sum - counts.double().log()
 
 
 def safe_ratio(theta: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
-    """theta's coefficients, and phi's divided by them: a zero is taken for a number too small to matter."""
+    """theta's coefficients, and phi's divided by them; a zero is replaced by a number too small to matter."""
     theta = torch.where((theta.abs() < _LEAST) & (phi != 0), _LEAST, theta)
     return theta, torch.where(phi == 0, 0.0, phi / theta)
 
 
 def baselines(baseline: float | Tensor, x: Tensor, encoder: str) -> list[Tensor]:
-    """The baseline of each datum, (batch,) float64, if the encoder has one that is not zero. Never a copy from the host."""
+    """The baseline of each datum, (batch,) float64, if the encoder has one that is not zero. Nothing is copied from the host."""
     if encoder != "variance" or (isinstance(baseline, float) and baseline == 0):
         return []
     whole = baseline if isinstance(baseline, Tensor) else torch.full((), baseline, dtype=torch.float64, device=x.device)
@@ -174,14 +174,14 @@ def baselines(baseline: float | Tensor, x: Tensor, encoder: str) -> list[Tensor]
 
 
 def sleep_loss(model: Any, z: Tensor, x: Tensor) -> Tensor:
-    """How badly the proposal knows the z that each x came from: -log q(z; x), whose mean is least at the posterior."""
+    """-log q(z; x) at the z that each x came from; its mean is smallest if q is the posterior."""
     require(model, "encoder 'sleep'", "encode", "posterior")
     log_q: Tensor = model.posterior(model.encode(x.detach())).log_prob(z.detach())
     return -log_q.mean()
 
 
 def check_encoder(estimator: Estimator, encoder: str, kind: Any) -> None:
-    """A DohyoError if there is no such encoder objective, or if it would train on noise."""
+    """Raise a DohyoError if there is no such encoder objective, or if it would train on noise."""
     check_choice(encoder, kind, "encoder objective")
     if encoder == "same" and estimator.target_terms == math.inf:
         others = ", ".join(repr(name) for name in ENCODERS if name != "same" and (name != "sleep" or kind is SamplingEncoder))

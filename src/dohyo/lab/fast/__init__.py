@@ -1,1 +1,1 @@
-"""What makes training fast: replicas in one program, compiled, and on a CUDA GPU recorded. To be read last."""
+"""What makes training fast: replicas in one program, compiled, and on a CUDA GPU recorded. Read it last."""

@@ -1,7 +1,7 @@
 """The compiled step.
 
-The network runs on exactly as many rows as the plain program's; the arithmetic of the estimator, on scalars, is padded to a power
-of two and compiled once for each. Whatever is made once and read by every step is kept, for `graphs`.
+The network runs on exactly as many rows as in the plain program. The estimator's arithmetic, on scalars, is padded to a power
+of two and compiled once for each. Tensors that are made once and read by every step are kept alive, because `graphs` needs them.
 """
 
 import contextlib
@@ -17,39 +17,39 @@ from dohyo.lab.fast.finish import Finish, Totals
 from dohyo.lab.fast.flat import flattened
 from dohyo.packing import even, moved, through_tables
 
-_OPTIONS = {"combo_kernels": True}  # what does not depend on each other is one launch on a GPU
-WIDEST = 256  # steps with more log-weights are rare and run as they are: each doubling takes longer to compile
+_OPTIONS = {"combo_kernels": True}  # independent kernels become one launch on a GPU
+WIDEST = 256  # steps with more log-weights are rare and run uncompiled: each doubling takes longer to compile
 
 
 def _show_randn_like() -> None:
-    """Let `noise.Given` answer torch.randn_like also while a network is compiled: the compiler does not ask it by itself."""
-    with contextlib.suppress(ImportError, AttributeError):  # another torch: then models that use it are not captured
+    """Let `noise.Given` handle torch.randn_like also while a network is compiled: by default the compiler bypasses it."""
+    with contextlib.suppress(ImportError, AttributeError):  # in other versions of torch: models that use it are then not captured
         from torch._dynamo.variables.torch import get_overridable_functions
 
         get_overridable_functions().add(torch.randn_like)
 
 
 def network(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A network compiled, gradients and all."""
-    from torch._inductor.decomposition import decompositions  # the compiler: a second that only those who compile should wait
+    """Compile a network together with its gradients."""
+    from torch._inductor.decomposition import decompositions  # loading the compiler takes a second
 
     from dohyo.lab.fast.products import Products
 
-    decompositions[torch.ops.dohyo.proposed.default] = lambda t, n: (t.clone(), t.new_zeros(t.shape[:n]))  # seen through
+    decompositions[torch.ops.dohyo.proposed.default] = lambda t, n: (t.clone(), t.new_zeros(t.shape[:n]))  # transparent
     _show_randn_like()
     return torch.compile(function, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": Products()})
 
 
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A network gone through the compiler's front only: whether that can be is soon known."""
+    """Run only the compiler's front end on a network: a quick test of whether it can be compiled."""
     _show_randn_like()
     return torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
 
 
 def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
-    """A function of tensors, traced below autograd and compiled for the shapes of the example."""
+    """Compile a function of tensors, traced below autograd, for the shapes of the example."""
     with torch.no_grad():
-        function(*(tensor.clone() for tensor in example))  # constants that are kept from the first call on stay out of the trace
+        function(*(tensor.clone() for tensor in example))  # constants cached in the first call stay out of the trace
         graph = make_fx(function)(*(tensor.clone() for tensor in example))
         return torch._inductor.compile(graph, list(example), options=_OPTIONS)  # type: ignore[no-any-return]
 
@@ -60,7 +60,7 @@ def bucket_of(n: int) -> int:
 
 
 class CompiledTables:
-    """`packing.through_tables` for equal counts, compiled for each power of two, or for the one number that never varies."""
+    """`packing.through_tables` for equal counts, compiled for each power of two, or for the one number if it never varies."""
 
     def __init__(self, varying: bool) -> None:
         self.varying = varying
@@ -88,7 +88,7 @@ class CompiledTables:
 class CompiledFinish(Finish):
     """`Finish` as one compiled function, with torch's own Adam on the parameters of all replicas at once.
 
-    The runs' optimisers keep what they have learnt, as views of the tables that are changed here.
+    The moments in the runs' optimisers are views of the tables that are updated here.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -136,7 +136,7 @@ class CompiledFinish(Finish):
         self.programs[key](*arguments)
 
     def _adam(self, gradient: Tensor, parameter: Tensor, *tables: Tensor) -> None:
-        """Runs are the last dimension here, so that each has its own rate and count of steps."""
+        """Runs are the last dimension here, so that each has its own learning rate and step count."""
         config = self.config
         average, square, *largest, steps, rates = tables
         adam(

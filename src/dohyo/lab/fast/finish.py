@@ -1,4 +1,4 @@
-"""What is done with the gradients of replicas: recorded, clipped, followed; each tensor has a row for each replica."""
+"""The end of a step for replicas: record numbers, clip gradients, update parameters. Each tensor has a row for each replica."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ from dohyo.lab.training.state import State
 
 
 class Totals(NamedTuple):
-    """As `training.step.Totals`, in tensors that a recorded step changes in place; a row for each replica.
+    """Like `training.step.Totals`, in tensors that a recorded step changes in place, with a row for each replica.
 
     Attributes:
-        sums: Of each number that was recorded in this epoch, over the data.
-        clipped: (replicas, 2) the steps in which theta's and phi's gradients were clipped.
-        baseline: (replicas,) the running baselines; NaN where there is none yet.
+        sums: The sum over the data of each number recorded in this epoch.
+        clipped: (replicas, 2) the number of steps in which theta's and phi's gradients were clipped.
+        baseline: (replicas,) the running baselines; NaN if there is none yet.
     """
 
     sums: dict[str, Tensor]
@@ -27,7 +27,7 @@ class Totals(NamedTuple):
 
 
 class Finish:
-    """Takes the gradients of a step. The plain one: each replica's own optimiser follows its own."""
+    """Applies the gradients of a step. In this plain version each replica's own optimiser does so."""
 
     def __init__(self, states: Sequence[State], models: Stacked, running_baseline: bool, config: Any) -> None:
         self.states, self.models, self.running_baseline, self.config = states, models, running_baseline, config
@@ -38,12 +38,12 @@ class Finish:
         self.totals = Totals({}, torch.zeros(len(states), 2, dtype=torch.float64, device=device), baseline)
 
     def begin(self) -> None:
-        """Before an epoch."""
+        """Called before an epoch."""
         for total in (*self.totals.sums.values(), self.totals.clipped):
             total.zero_()
 
     def end(self) -> None:
-        """After it."""
+        """Called after an epoch."""
 
     def __call__(self, gradients: list[Tensor], numbers: Mapping[str, Tensor], level: Tensor) -> None:
         for name in numbers:
@@ -63,7 +63,7 @@ class Finish:
         for name, values in numbers.items():
             totals.sums[name] += values.double().unflatten(0, (len(totals.baseline), -1)).sum(1)
         flat, level = flat_row(gradients), level.to(gradients[0].dtype)
-        if self.running_baseline:  # for the next step: it must not depend on that step's noise
+        if self.running_baseline:  # used by the next step, so it does not depend on that step's noise
             totals.baseline.copy_(torch.where(totals.baseline.isnan(), level, 0.99 * totals.baseline + 0.01 * level))
         edge = row_length(gradients[: len(self.models.theta)])
         theta, clipped_theta = _clip(flat[:, :edge], self.config.clip_decoder)
@@ -73,7 +73,7 @@ class Finish:
 
 
 def _clip(flat: Tensor, most: float | None) -> tuple[Tensor, Tensor]:
-    """Rows scaled so that their norm is at most `most`; 1 for those where that was needed, else 0."""
+    """The rows, scaled so that their norm is at most `most`; and 1 for each row that was scaled, else 0."""
     norm = torch.linalg.vector_norm(flat, dim=1)
     if most is None:
         return flat, torch.zeros_like(norm, dtype=torch.float64)

@@ -1,9 +1,9 @@
 """Steps recorded as CUDA graphs, which one call replays.
 
-A graph has fixed shapes. So steps are recorded for each number of data and of log-weights: the first step with new numbers runs
-as it is, which compiles and loads what must be, and if they come again that step is recorded. A graph knows addresses: whatever a
-recorded step reads must live as long as the graph does, in the program, in the compiled functions, counts, plans and
-memory that are kept, or in the graph's own memory.
+A graph has fixed shapes, so there is one for each number of data and of log-weights. The first step with a new shape runs without
+recording, which compiles and loads whatever is needed; if the shape comes again, the step is recorded. A graph holds addresses,
+so whatever a recorded step reads must live as long as the graph does: in the program, in the compiled functions, counts, plans
+and memory that are kept, or in the graph's own memory.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _LINE = 256  # bytes to which tensors are aligned
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A step in two graphs, the indices that the first reads, and the memory from and to which its draws are copied."""
+    """A step in two graphs, the indices that the first reads, and the memory from and to which its samples are copied."""
 
     index: Tensor
     draws: torch.cuda.CUDAGraph
@@ -32,10 +32,10 @@ class _Recorded:
 
 
 class Graphs:
-    """Takes steps. Call it with indices, and the number of log-weights of each datum.
+    """Takes steps. Call it with indices and the number of log-weights for each datum.
 
-    What a step draws, data and noise, has a graph and a stream of its own: it is drawn while the step before still computes, and
-    copied in one piece to where the step reads it.
+    Sampling a step's data and noise has a separate graph and stream: it happens while the previous step is still running, and the
+    samples are then copied in one piece to where the step reads them.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Graphs:
         self.free = torch.cuda.Event()
 
     def ready(self) -> None:
-        """What is drawn next waits for all that was done up to now, the making of indices above all."""
+        """Make the next sampling wait for all work so far, above all for the indices."""
         self.free.record(self.stream)
 
     def __call__(self, index: Tensor, n: int) -> None:
@@ -101,13 +101,13 @@ def _room(like: Tensor) -> int:
 
 
 def _views(memory: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Tensors like these, one after the other in memory."""
+    """Tensors like these, one after another in memory."""
     rooms = memory.split([_room(one) for one in like])
     return [room[: one.nbytes].view(one.dtype).view(one.shape) for room, one in zip(rooms, like, strict=True)]
 
 
 def _graph(work: Callable[[], None], pool: Any, generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:
-    """What work does on the current stream."""
+    """Record what `work` does on the current stream."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
@@ -115,7 +115,7 @@ def _graph(work: Callable[[], None], pool: Any, generators: Sequence[torch.Gener
     try:
         work()
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # what went wrong first is what counts
+        with contextlib.suppress(RuntimeError):  # the first error is the one to report
             graph.capture_end()
         raise
     graph.capture_end()

@@ -1,4 +1,4 @@
-"""Where random numbers come from: a generator of the run itself, as the code asks or beforehand."""
+"""Random numbers from a run's own generator, made when the code asks for them or in advance."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _TAKE_GENERATOR = {
 
 
 class FromGenerator(TorchFunctionMode):
-    """Random numbers come from a generator instead of torch's global one of the same device; a generator that is given stays."""
+    """Takes random numbers from a generator instead of torch's global one of that device, unless the call names a generator."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class FromGenerator(TorchFunctionMode):
 
 
 class Asked(TorchFunctionMode):
-    """Notes how much standard normal noise is asked for, and gives zeros."""
+    """Records the shapes of the standard normal noise that is asked for, and returns zeros."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Asked(TorchFunctionMode):
 
 
 class Given(TorchFunctionMode):
-    """Hands out noise that was made beforehand, in the order in which it is asked for."""
+    """Returns noise that was made in advance, in the order in which it is asked for."""
 
     def __init__(self, noise: Sequence[Tensor]) -> None:
         super().__init__()
@@ -68,5 +68,5 @@ class Given(TorchFunctionMode):
 
 
 def _is_standard_normal(func: Any, args: Any, kwargs: Any) -> bool:
-    """As `torch.distributions` asks for it, and as most people write it by hand. vmap refuses other randomness."""
+    """Whether this is how `torch.distributions`, or most handwritten code, makes normal noise. vmap refuses other randomness."""
     return (func is torch.Tensor.normal_ or func is torch.randn_like) and len(args) == 1 and not kwargs

@@ -1,6 +1,6 @@
-"""The products of a compiled network, as a GPU likes them.
+"""Matrix products of a compiled network, rewritten to run faster on a GPU.
 
-The gradients of weight matrices have long sums, which are done in parts, and are delivered in the order of the weights.
+The gradients of weight matrices are long sums. They are computed in parts, and in the memory layout of the weights.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ _TILE, _BLOCKS, _SHORTEST = 64, 640, 256
 class Products(CustomGraphPass):
     """A pass for Inductor, its option "post_grad_custom_post_pass": A'B of (rows, ...), or of batches.
 
-    The library's product gives each block of the result to one unit of the GPU, which sums over all rows by itself. A small
-    result has few blocks, so most units would wait: the rows are split, and the parts' sums added. Where the number of rows
-    varies, the first that is seen decides how. And where (A'B)' is what is wanted, as autograd does of a linear layer, B'A is
-    computed, so that nobody must turn it round later.
+    The standard product gives each block of the result to one unit of the GPU, which sums over all rows by itself. A small
+    result has few blocks, so most units would be idle. So the rows are split, and the sums of the parts are added. If the number
+    of rows varies, the first number seen decides how they are split. If (A'B)' is wanted, as autograd does for a linear layer,
+    B'A is computed, which saves a transposition later.
     """
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -43,7 +43,7 @@ class Products(CustomGraphPass):
 
 
 def _parts(left: torch.Size, right: torch.Size) -> int:
-    """In how many parts to sum over the rows of (..., m, rows) x (..., rows, n)."""
+    """The number of parts in which to sum over the rows of (..., m, rows) x (..., rows, n)."""
     (*batch, m, rows), n = left, right[-1]
     if not all(isinstance(size, int) for size in (*batch, m, n)):
         return 1
@@ -69,7 +69,7 @@ def _is_transposed(node: Any) -> bool:
 
 
 def _free(node: fx.Node) -> bool:
-    """Whether a batch may be reshaped: not if its size varies and its strides do not, as of some that the forward pass left."""
+    """Whether a batch may be reshaped: not if its size varies but its strides do not, as for some tensors of the forward pass."""
     value: Tensor = node.meta["val"]
     return value.ndim == 2 or isinstance(value.shape[1], int) or not isinstance(value.stride(0), int)
 
@@ -82,7 +82,7 @@ def _transposed(graph: fx.Graph, node: fx.Node) -> Any:
 
 
 def _call(graph: fx.Graph, target: Any, size: Sequence[int], node: fx.Node, *rest: Any) -> fx.Node:
-    """A call whose result has this size. It is not tried: that might fix what varies."""
+    """A call whose result has this size. It is not run on an example, which might fix a size that varies."""
     new = graph.call_function(target, (node, *rest))
     new.meta["val"] = node.meta["val"].new_empty(size)
     return new

@@ -1,4 +1,4 @@
-"""One program for the steps of several runs: stacked, compiled, recorded; and whether runs can have it."""
+"""One program for the steps of several runs, stacked, compiled and recorded; and the test of whether runs can use it."""
 
 import logging
 import warnings
@@ -30,11 +30,11 @@ from dohyo.packing import Plan, through_tables
 
 @dataclass(frozen=True)
 class Choice:
-    """How runs are to be trained.
+    """How to train the runs.
 
     Attributes:
-        captured: Compiled, and recorded on a CUDA GPU.
-        reason: Why not captured, where that was to be tried.
+        captured: Whether steps are compiled, and on a CUDA GPU recorded.
+        reason: Why not captured, if that was tried.
     """
 
     captured: bool = False
@@ -42,12 +42,12 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """What to call it in a record."""
+        """The name in a record."""
         return "captured" if self.captured else f"plain: {self.reason}" if self.reason else "plain"
 
 
 def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: LoopConfig, fabric: Fabric) -> Choice:
-    """How to train these models: an `Unbatchable` if several, or one that is to be captured, cannot run as one program."""
+    """Choose how to train these models; raise `Unbatchable` if several, or one to be captured, cannot run as one program."""
     task.begin(fabric, config)
     captured, reason = config.captured_on(fabric.device), ""
     if captured:
@@ -80,18 +80,18 @@ def _check(models: Sequence[nn.Module], task: Task[Any], objective: Objective, f
         if not torch.equal(x, again):
             raise Unbatchable("the training data draw random numbers by other ways than torch's generator of their device")
         rows = torch.tensor([0, 0, 1, 1], device=device)
-        # Of what does not compile the compiler would tell at length, where one line says why.
+        # If something does not compile, the compiler prints a long report; our one-line reason is enough.
         with torch._dynamo.config.patch(recompile_limit=1000), quiet("torch._guards", logging.CRITICAL):
             compiler, varying = traced if captured else None, objective.estimator.depth_law.cap > 0
             check_batchable([model.to(device) for model in models], x, rows, str(objective.encoder), compiler, varying)
 
 
 class Program:
-    """Takes the steps of several runs at once; used as a context for the steps of an epoch."""
+    """Takes the steps of several runs at once. Use it as a context for the steps of an epoch."""
 
     def __init__(self, states: list[State], tasks: list[Task[Any]], objective: Any, config: LoopConfig, captured: bool) -> None:
         self.states, self.tasks, self.config, self.captured = states, tasks, config, captured
-        self.objective: MaximumLikelihood = objective  # as `choose` made sure
+        self.objective: MaximumLikelihood = objective  # `choose` has checked the type
         self.contexts, self.graphs = ExitStack(), None
         generators = [state.noise for state in states if state.noise is not None]
         varying = captured and objective.estimator.depth_law.cap > 0
@@ -105,8 +105,8 @@ class Program:
         self.finish = finish(states, self.models, objective.running_baseline, config)
 
     def steps(self, orders: Sequence[Batches]) -> tuple[int, int]:
-        """Steps of all runs, on the batches of indices that each has for itself: how many, and how many data of a run."""
-        # Little is made before the first step: a GPU waits for it.
+        """Take an epoch's steps for all runs, each on its own indices; return the number of steps, and of data for one run."""
+        # Do little before the first step, because the GPU is idle until then.
         batches = Batches(torch.stack([each.order for each in orders]).to(self.device), orders[0].size)
         with one_thread():
             counts = self.objective.estimator.shared_plans(len(batches), self.states[0].depth)
@@ -127,14 +127,14 @@ class Program:
             else:
                 plan = Plan.even(index.numel(), n, index.device)
                 self._step(self._draw(index, plan), plan)
-        except (RuntimeError, AssertionError) as error:  # of the compiler, of what it made, of a recording
+        except (RuntimeError, AssertionError) as error:  # from the compiler, compiled code or a recording
             if not self.captured or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             raise DohyoError(f"the captured step failed ({reason}); train with program 'plain'") from error
 
     def _draw(self, index: Tensor, plan: Plan) -> list[Tensor]:
-        """All random numbers of a step, in the order in which each run draws them alone: its data, and then its noise."""
+        """All random numbers of a step, in the order in which a run on its own draws them: first its data, then its noise."""
         parts = []
         for state, task, own in zip(self.states, self.tasks, index, strict=True):
             if state.noise is None:
@@ -145,7 +145,7 @@ class Program:
                 raise DohyoError(
                     f"{type(task).__name__} gave {len(parts[-1])} data for {len(own)} indices; it must give one for each"
                 )
-        x = torch.cat(parts).contiguous()  # as a recorded step reads it: other strides would be compiled anew
+        x = torch.cat(parts).contiguous()  # as a recorded step reads it: other strides would be compiled again
         return [x, *self.models.noise(x, plan.rows)]
 
     def _step(self, drawn: Sequence[Tensor], plan: Plan) -> None:
@@ -171,19 +171,19 @@ class Program:
     def __enter__(self) -> Self:
         self.contexts.enter_context(matmul_precision(self.config, self.device))
         if self.captured:
-            # One process may train many runs, and each is compiled anew.
+            # One process may train many runs, and each is compiled again.
             self.contexts.enter_context(torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000))
-            # What is cheap to compute again is: else whole tables of x, one row for each log-weight, are kept for the way back.
+            # Recompute what is cheap; otherwise whole tables of x, one row for each log-weight, are kept for the backward pass.
             self.contexts.enter_context(torch._functorch.config.patch(ban_recompute_used_far_apart=False))
             self.contexts.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's, of its own code
+            warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler warns about its own code
         self.models.refresh()
         self.finish.begin()
         if self.graphs is not None:
             outer, own = torch.cuda.current_stream(), self.graphs.stream
             own.wait_stream(outer)
             self.contexts.callback(outer.wait_stream, own)
-            self.contexts.callback(own.wait_stream, self.graphs.ahead)  # also if the last step was not taken
+            self.contexts.callback(own.wait_stream, self.graphs.ahead)  # even if the last step failed
             self.contexts.enter_context(torch.cuda.stream(own))
             self.graphs.ready()
         return self
@@ -191,5 +191,5 @@ class Program:
     def __exit__(self, *_: object) -> None:
         self.contexts.close()
         self.finish.end()
-        for state in self.states[1:]:  # the K of the first is the K of all
+        for state in self.states[1:]:  # all runs share the K of the first
             state.depth.set_state(self.states[0].depth.get_state())

@@ -1,8 +1,8 @@
 """Models of one architecture whose parameters are stacked, so that one batched program runs them all.
 
-Each replica keeps its own stream of noise. The noise that a model asks for is made beforehand, by each replica's generator in
-turn, and handed to the model when it asks: so a replica gets exactly the numbers that it would get alone, and what is left is
-a pure function of tensors, which can be mapped over replicas and compiled.
+Each replica keeps its own stream of noise. Each replica's generator makes the noise in advance, and the model gets it when it
+asks. So a replica gets exactly the numbers that it would get on its own, and what remains is a pure function of tensors, which
+can be mapped over replicas and compiled.
 """
 
 import copy
@@ -28,7 +28,7 @@ class Unbatchable(DohyoError):  # noqa: N818
 
 
 class _Weights(nn.Module):
-    """A model as a function: x, rows, noise -> log-weights, and the factors of its marks where they are wanted."""
+    """A model as a function: x, rows, noise -> log-weights, and the factors of its marks if they are needed."""
 
     def __init__(self, model: nn.Module, marked: bool, options: Options) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class _Weights(nn.Module):
 class Stacked:
     """Several models as one: data and log-weights are those of the first model, then of the second, ...
 
-    The models' own parameters become views of the stacked ones: who changes the one changes the other. What else a model holds
-    is taken as it is now, but for buffers, which `refresh` reads again.
+    The models' own parameters become views of the stacked ones: changing one changes the other. Everything else in a model keeps
+    its present value, except buffers, which `refresh` reads again.
 
     Attributes:
-        models: Alike but for the numbers in them.
-        generators: Of each one's noise.
-        encoder: What phi follows: whether the proposal is marked, and its density's parameters are constants.
-        compiler: What the network goes through, `torch.compile` with its options; None for nothing.
+        models: Models that differ only in their numbers.
+        generators: The generator of each model's noise.
+        encoder: What phi follows, which decides whether the proposal is marked and whether the parameters of log q are constants.
+        compiler: How to compile the network, `torch.compile` with its options; None to leave it uncompiled.
         varying: Whether the number of log-weights changes from step to step.
     """
 
@@ -95,26 +95,26 @@ class Stacked:
             stacked.copy_(self._buffers(name.removeprefix("model.")))
 
     def __call__(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
-        """Log-weights of x, which holds as many data of each model, and their factors; every datum must have as many rows."""
+        """Log-weights of x and the marks' factors; each model must have the same number of data, each datum of rows."""
         count = len(self.models)
         x, rows = x.unflatten(0, (count, -1)), rows[: len(rows) // count]
-        table = x.shape[1], len(rows) // x.shape[1]  # of rows, and of noise that has rows, the first of which is fixed
+        table = x.shape[1], len(rows) // x.shape[1]  # the shape of rows, and of noise with rows; its first size is fixed
         noise = [part.unflatten(1, table) if part.shape[1:2] == rows.shape else part[:, None] for part in noise]
         rows = rows.view(table)
         if self.compiler is not None and self.varying and table[1] > 1:
             torch._dynamo.mark_dynamic(rows, 1)
             for part in noise:
-                if part.shape[1:3] == table:  # by accident, perhaps: then a program of its own serves this n
+                if part.shape[1:3] == table:  # perhaps by coincidence: this n then gets a separate program
                     torch._dynamo.maybe_mark_dynamic(part, 2)
         log_w, factors = self._program(self.parameters, x, rows, noise)
         return log_w.flatten(), factors
 
     def noise(self, x: Tensor, rows: Tensor) -> list[Tensor]:
-        """The noise for these arguments, of each model by its own generator."""
+        """The noise for these arguments, made by each model's own generator."""
         count = len(self.models)
         x, rows = x[: len(x) // count], rows[: len(rows) // count]
         key = len(x), len(rows)
-        if key not in self._shapes:  # asked on meta tensors: nothing is computed, so that a step that is recorded stays as it is
+        if key not in self._shapes:  # on meta tensors nothing is computed, so nothing is added to a recording
             with torch.no_grad(), Asked() as asked:
                 self.function.weights(x.to("meta"), rows.to("meta"))
             self._shapes[key] = asked.shapes
@@ -134,12 +134,12 @@ class Stacked:
 
 
 def options_of(encoder: str) -> Options:
-    """What the encoder's loss asks of a model's `bind`."""
+    """The options of a model's `bind` that the encoder's loss needs."""
     return {"detach_posterior": True} if encoder == "dreg" else {}
 
 
 def _empty(model: nn.Module) -> nn.Module:
-    """A copy without numbers. Parameters that were one are one again, which moving to meta undoes."""
+    """A copy without numbers. Moving to meta would split shared parameters, so they are tied again."""
     made, names = copy.deepcopy(model).to("meta"), {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner, _, own = name.rpartition(".")
@@ -155,14 +155,14 @@ def check_batchable(
     compiler: Callable[[Any], Any] | None = None,
     varying: bool = False,
 ) -> None:
-    """An `Unbatchable` that says why these models cannot be mapped over, or traced for a compiler, if they cannot.
+    """Raise an `Unbatchable` that says why, if these models cannot be mapped over or traced for a compiler.
 
-    Tried on real data: each model must give the log-weights that it gives alone, whatever its code does with noise.
+    They are tried on real data: each model must give the same log-weights as on its own, whatever its code does with noise.
 
     Args:
-        encoder: What phi follows, which decides what is asked of a model.
-        compiler: For the trial; None where nothing is to be compiled.
-        varying: Whether one program must do for every number of log-weights.
+        encoder: What phi follows, which decides what a model needs.
+        compiler: The compiler for the trial; None if nothing will be compiled.
+        varying: Whether one program must serve every number of log-weights.
     """
     name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
     before = [value.clone() for model in copies for value in model.buffers()]
@@ -184,7 +184,7 @@ def check_batchable(
             if [(n, p.shape) for n, p in model.named_parameters()] != [(n, p.shape) for n, p in copies[0].named_parameters()]:
                 raise Unbatchable("the replicas' parameters differ in name or shape")
         if len([*copies[0].named_modules(remove_duplicate=False)]) > len([*copies[0].modules()]):
-            raise Unbatchable(f"{name} has one module in two places")  # which functional_call does not put back
+            raise Unbatchable(f"{name} has one module in two places")  # functional_call does not restore it
         if len({p.dtype for p in copies[0].parameters()}) > 1:
             raise Unbatchable(f"{name} has parameters of several types")
         stacked = Stacked(copies, generators, encoder, compiler, varying)

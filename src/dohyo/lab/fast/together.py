@@ -1,4 +1,4 @@
-"""The loop for several runs in one program, or for one that is captured: `training.loop`, epoch by epoch, for all at once."""
+"""The loop for several runs in one program, or for one captured run: `training.loop`, epoch by epoch, for all at once."""
 
 import gc
 import time
@@ -20,7 +20,7 @@ from dohyo.lab.training.tasks import Objective, Record, Task
 
 
 class Replica(NamedTuple):
-    """One run among those that are trained together: its model, task and config, and its folder if it has one."""
+    """One of the runs that are trained together: its model, task and config, and its folder if it has one."""
 
     model: nn.Module
     task: Task[Any]
@@ -29,7 +29,7 @@ class Replica(NamedTuple):
 
 
 def choose_for(replicas: Sequence[Replica], objective: Objective, fabric: Fabric) -> Choice:
-    """How `train_together` will train these, or its DohyoError."""
+    """How `train_together` will train these; raises the same DohyoError if it cannot."""
     _check_alike([replica.config for replica in replicas])
     for replica in replicas[1:]:
         replica.task.begin(fabric, replica.config)
@@ -39,12 +39,12 @@ def choose_for(replicas: Sequence[Replica], objective: Objective, fabric: Fabric
 def train_together(
     replicas: Sequence[Replica], objective: Objective, fabric: Fabric | None = None, choice: Choice | None = None
 ) -> Iterator[tuple[int, Record]]:
-    """`train` for several runs in one program; yields a replica's place and its record after each of its epochs.
+    """`train` for several runs in one program; yields a replica's index and its record after each of its epochs.
 
-    The configs differ in nothing but the seed and the epochs. Each run is the one that it would be alone with the same
-    `k_seed`, to rounding, and its folder and checkpoint are those of a run alone. Runs that are behind, because a kill came
-    between two checkpoints, catch up first. One that diverges is left where it was, and raised when the others are done: a
-    `Diverged`. An `Unbatchable` says why these models cannot be trained together.
+    The configs may differ only in the seed and the epochs. Each run gives the same result as on its own with the same
+    `k_seed`, up to rounding, and has the same folder and checkpoint. Runs that are behind, because a kill came between two
+    checkpoints, catch up first. If a run diverges it stops there, and `Diverged` is raised when the others are done. An
+    `Unbatchable` says why models cannot be trained together.
     """
     fabric = fabric or launch(replicas[0].config.device)
     choice = choice or choose_for(replicas, objective, fabric)
@@ -52,14 +52,14 @@ def train_together(
     lost: dict[int, str] = {}
     program: Program | None = None
     try:
-        for model, task, config, folder in replicas:  # one at a time, so that those that are open are closed if one cannot be
+        for model, task, config, folder in replicas:  # one at a time, so that open runs are closed if one fails
             runs.append(Training(model, task, objective, config, folder, fabric, own_noise=True))
         while going := [run for place, run in enumerate(runs) if not run.over and place not in lost]:
             behind = min(run.state.progress.epoch for run in going)
             team = [run for run in going if run.state.progress.epoch == behind]
             if program is None or program.states != [run.state for run in team]:
                 program = None
-                gc.collect()  # the graphs of the last program, before others are recorded
+                gc.collect()  # frees the graphs of the last program before new ones are recorded
                 states, tasks = [run.state for run in team], [run.task for run in team]
                 program = Program(states, tasks, objective, team[0].config, choice.captured)
             yield from _epoch(program, team, runs, choice.name, lost)
@@ -75,7 +75,7 @@ def train_together(
 def _epoch(
     program: Program, team: list[Training], runs: list[Training], name: str, lost: dict[int, str]
 ) -> list[tuple[int, Record]]:
-    """One epoch of a team: its records by their places; the places of those that diverged are added to `lost`."""
+    """One epoch of a team: the index and record of each run; runs that diverged are added to `lost`."""
     started = time.monotonic()
     for run in team:
         run.task.prepare(run.state, run.config)
@@ -86,7 +86,7 @@ def _epoch(
             checked[runs.index(run)] = run.check({**record, "program": name})
         except Diverged as error:
             lost[runs.index(run)] = str(error)
-    seconds = time.monotonic() - started  # time passes for all of them alike
+    seconds = time.monotonic() - started  # all runs share the time
     done = {place: runs[place].count_epoch(record, trained - started, seconds) for place, record in checked.items()}
     if any(runs[place].due() for place in done):
         for place in done:
@@ -113,7 +113,7 @@ def train_epoch(program: Program, team: list[Training]) -> list[Record]:
 
 
 def _check_alike(configs: Sequence[LoopConfig]) -> None:
-    """A DohyoError if configs differ in what one program cannot have twice."""
+    """Raise a DohyoError if configs differ in something that one program must share."""
     first = identity(configs[0])
     for config in configs[1:]:
         for key, value in identity(config).items():

@@ -1,4 +1,4 @@
-"""The training loop, the one loop of all tasks."""
+"""The training loop, shared by all tasks."""
 
 from dohyo.lab.training.config import DrawsConfig, LoopConfig
 from dohyo.lab.training.loop import fit, train

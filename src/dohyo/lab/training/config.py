@@ -1,4 +1,4 @@
-"""The numbers of the loop, when it lowers the learning rate and when it ends."""
+"""The settings of the loop, when it lowers the learning rate and when it ends."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,13 +15,13 @@ ProgramName = Literal["auto", "plain", "captured"]
 Decay = Literal["linear", "none"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
-# A resumed run may change the fields that carry this; all others are part of what the run is.
+# A resumed run may change the fields that carry this metadata, and no others.
 RESUMABLE: dict[str, bool] = {"resume": True}
 
 
 @dataclass
 class Progress:
-    """How far a run is."""
+    """How far a run has come."""
 
     epoch: int = 0
     step: int = 0
@@ -36,7 +36,7 @@ class Progress:
 
 
 def resumable_fields(config: Any) -> list[str]:
-    """What a resumed run may change, of a config or of its class."""
+    """The names of the fields that a resumed run may change, for a config or its class."""
     return [each.name for each in fields(config) if each.metadata.get("resume")]
 
 
@@ -48,19 +48,19 @@ class StepConfig(ABC):
         unit: What the run's length is counted in, epoch or step.
         batch_size: Data in a step, over all processes.
         optimiser: AMSGrad is Adam with the maximum of its second moments; RMSprop has no momentum.
-        learning_rate: Of the optimiser.
-        beta1: Of Adam.
-        beta2: Of Adam; for RMSprop the decay of its mean square.
-        epsilon: Of the optimiser.
+        learning_rate: The optimiser's learning rate.
+        beta1: Adam's beta1.
+        beta2: Adam's beta2; for RMSprop the decay of its mean square.
+        epsilon: The optimiser's epsilon.
         clip_decoder: The largest norm of theta's gradient; null for no clipping.
         clip_encoder: The largest norm of phi's gradient; null for no clipping.
-        max_rows: The most rows given to the network at a time in evaluation, which bounds memory; null for 2,000 on a CPU
+        max_rows: The most rows given to the network at a time in evaluation, which limits memory; null for 2,000 on a CPU
             and 200,000 on a GPU.
-        checkpoint_seconds: How old the checkpoint may become before the end of an epoch writes a new one.
-        seed: Of everything: parameters, data order, noise and K.
-        k_seed: Of K alone; null for `seed`. Replicas in one program share the K of the first.
+        checkpoint_seconds: A new checkpoint is written at the end of an epoch if the last one is older than this.
+        seed: The seed of everything: parameters, data order, noise and K.
+        k_seed: The seed of K only; null for `seed`. Replicas in one program share the K of the first.
         device: Where to compute; auto prefers a GPU.
-        tf32: Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; evaluation never does.
+        tf32: Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; never in evaluation.
     """
 
     unit: ClassVar[Literal["epoch", "step"]]
@@ -99,7 +99,7 @@ class StepConfig(ABC):
     @property
     @abstractmethod
     def length(self) -> int:
-        """How many epochs or steps to train at most."""
+        """The largest number of epochs or steps."""
 
     @abstractmethod
     def over(self, progress: Progress) -> bool:
@@ -110,7 +110,7 @@ class StepConfig(ABC):
         """The learning rate of the next epoch."""
 
     def drops(self, progress: Progress) -> bool:
-        """Whether the learning rate falls after this epoch for lack of improvement."""
+        """Whether to lower the learning rate after this epoch because nothing has improved."""
         return False
 
 
@@ -119,13 +119,13 @@ class LoopConfig(StepConfig):
     """How to train on data; the defaults are the paper's.
 
     Attributes:
-        epochs: The most passes over the training data.
+        epochs: The largest number of passes over the training data.
         lr_factor: What the learning rate is multiplied by after `lr_patience` epochs without improvement.
-        lr_patience: Epochs without a better validation NLL until then.
-        stop_patience: Epochs without a better validation NLL until training stops.
-        valid_terms: The validation NLL is by IWAE with this many terms.
-        program: plain, the readable step; captured, the same compiled and on a CUDA GPU recorded whole; auto, captured on a
-            CUDA GPU where that is possible. The numbers are the same to rounding.
+        lr_patience: Epochs without a better validation NLL before the learning rate is lowered.
+        stop_patience: Epochs without a better validation NLL before training stops.
+        valid_terms: The validation NLL is estimated by IWAE with this many terms.
+        program: plain, the readable step; captured, the same step compiled, and on a CUDA GPU recorded as a graph; auto,
+            captured on a CUDA GPU if that is possible. The numbers are the same up to rounding.
     """
 
     unit = "epoch"
@@ -151,7 +151,7 @@ class LoopConfig(StepConfig):
         return progress.stopped or progress.epoch >= self.epochs or progress.stale >= self.stop_patience
 
     def captured_on(self, device: torch.device) -> bool:
-        """Whether the captured step is to be tried."""
+        """Whether to try the captured step."""
         return self.program == "captured" or (self.program == "auto" and device.type == "cuda")
 
     def rate(self, progress: Progress) -> float:
@@ -163,13 +163,13 @@ class LoopConfig(StepConfig):
 
 @dataclass
 class DrawsConfig(StepConfig):
-    """How to train on samples of the model itself. An epoch is `check_every` steps.
+    """How to train on samples from the model itself. An epoch is `check_every` steps.
 
     Attributes:
-        steps: How many steps.
+        steps: The number of steps.
         check_every: Steps from one check, record and possible checkpoint to the next.
         max_seconds: The run ends at the first check after this time; null for no limit.
-        decay: linear: the learning rate falls to zero over the steps, a little after each check.
+        decay: linear: the learning rate falls to zero over the steps; it is lowered after each check.
         tf32: As for data, but off by default: nobody has measured what it does here.
     """
 

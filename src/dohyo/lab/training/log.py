@@ -1,4 +1,4 @@
-"""metrics.jsonl, always written, and TensorBoard beside it where that is installed."""
+"""metrics.jsonl, which is always written, and TensorBoard's files if TensorBoard is installed."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from dohyo.lab.folder import METRICS, TENSORBOARD, read_records
 
 
 class RunLog:
-    """One line of JSON for each epoch. Opened at an epoch, it drops what a killed run wrote beyond it."""
+    """One line of JSON for each epoch. Opening the log at an epoch drops what a killed run wrote after that epoch."""
 
     def __init__(self, folder: Path, epoch: int) -> None:
         self.path = folder / METRICS

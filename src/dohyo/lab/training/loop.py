@@ -1,4 +1,4 @@
-"""The loop of every task: epochs of steps, a check, schedule, checkpoints. Copy it and change it."""
+"""The loop of every task: epochs of steps, a check, the schedule, checkpoints. Copy it and change it."""
 
 import contextlib
 import math
@@ -31,10 +31,10 @@ def fit(
     folder: Path | None = None,
     fabric: Fabric | None = None,
 ) -> Iterator[Record]:
-    """Train on data, and yield a record after each epoch; `model` holds the best parameters when the loop ends by itself.
+    """Train on data, and yield a record after each epoch; `model` holds the best parameters once the loop has run to its end.
 
-    With a folder the run goes on from the checkpoint that is there, if any, and leaves checkpoint.pt, metrics.jsonl and
-    TensorBoard's files in it. Under torchrun each process sees its own part of every batch.
+    With a folder, the run continues from the checkpoint there, if any, and writes checkpoint.pt, metrics.jsonl and
+    TensorBoard's files. Under torchrun each process gets its own part of every batch.
 
     Example:
         >>> import dohyo
@@ -50,7 +50,7 @@ def fit(
 
 
 def check(model: Any, objective: Objective, x: Tensor) -> None:
-    """Try the objective once, so that a model which lacks something says so before anything is begun; nothing is disturbed."""
+    """Try the objective once, so that a model that lacks something raises its error before training begins; changes nothing."""
     with isolated(model, 0), torch.enable_grad():
         objective(model, x, torch.Generator().manual_seed(0), 0.0)
 
@@ -63,11 +63,11 @@ def train(
     folder: Path | None = None,
     fabric: Fabric | None = None,
 ) -> Iterator[Record]:
-    """`fit` for any task; the config is a `LoopConfig` on data and a `DrawsConfig` on samples of the model."""
+    """`fit` for any task; the config is a `LoopConfig` for data and a `DrawsConfig` for samples from the model."""
     fabric = fabric or launch(config.device)
     name = "plain"
     if isinstance(config, LoopConfig) and config.captured_on(fabric.device):
-        from dohyo.lab.fast.programs import choose  # brings the compiler with it
+        from dohyo.lab.fast.programs import choose  # also imports the compiler
         from dohyo.lab.fast.together import Replica, train_together
 
         choice = choose([model], task, objective, config, fabric)
@@ -113,7 +113,7 @@ def epoch_record(means: Record, state: State, clipped: Sequence[float]) -> Recor
 
 @contextlib.contextmanager
 def matmul_precision(config: Any, device: torch.device) -> Iterator[None]:
-    """TF32 in the matrix products of training on a CUDA GPU, if the config wants it."""
+    """Use TF32 in matrix products on a CUDA GPU if the config asks for it."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda" and config.tf32:
         torch.set_float32_matmul_precision("high")
@@ -124,7 +124,7 @@ def matmul_precision(config: Any, device: torch.device) -> Iterator[None]:
 
 
 class Diverged(DohyoError):  # noqa: N818
-    """Runs whose numbers are no longer numbers; `places` are theirs among those trained together."""
+    """NaN in the records or parameters of runs; `places` are their indices among the runs trained together."""
 
     def __init__(self, message: str, places: Sequence[int] = (0,)) -> None:
         super().__init__(message)
@@ -132,7 +132,7 @@ class Diverged(DohyoError):  # noqa: N818
 
 
 class Training:
-    """One run under way: what it is now, its log, its folder if it has one."""
+    """A run in progress: its state, its log, and its folder if it has one."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Training:
         self.over: bool = config.over(self.state.progress)
 
     def end_epoch(self, record: Record, started: float, trained: float) -> Record:
-        """Look at the epoch, write what must be written, and return its record; a `Diverged` if its numbers are lost."""
+        """Check the epoch, write the log and perhaps a checkpoint, and return the record; raise `Diverged` if numbers are NaN."""
         record = self.check(record)
         record = self.count_epoch(record, trained - started, time.monotonic() - started)
         if self.fabric.broadcast(self.due()):  # the first process's clock decides for all
@@ -163,10 +163,10 @@ class Training:
         return record
 
     def check(self, record: Record) -> Record:
-        """The epoch's record with what the task finds; a `Diverged`, before the task looks, if numbers are lost."""
+        """The epoch's record with the results of the task's check; raise `Diverged` before that check if numbers are NaN."""
         wrong = [f"{name} is NaN" for name, value in record.items() if isinstance(value, float) and math.isnan(value)]
         if not wrong and not all(bool(p.isfinite().all()) for p in self.state.model.parameters()):
-            wrong = ["a parameter is not finite"]  # lost in the very last step: the losses were still numbers
+            wrong = ["a parameter is not finite"]  # in the very last step: the losses were still finite
         if wrong:
             progress = self.state.progress
             raise Diverged(
@@ -189,7 +189,7 @@ class Training:
         return record
 
     def due(self) -> bool:
-        """Whether the checkpoint is to be written now."""
+        """Whether to write the checkpoint now."""
         first = self.folder is not None and not (self.folder / CHECKPOINT).exists()
         return self.over or first or time.monotonic() - self.saved > self.config.checkpoint_seconds
 

@@ -19,15 +19,18 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def launch(device: str = "auto") -> Fabric:
-    """A Fabric on one device, or one of the processes that torchrun has started."""
+    """A Fabric on one device, or in one of the processes that torchrun has started."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device not in DEVICES:
         raise DohyoError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise DohyoError("device is cuda, but torch sees no CUDA GPU; use --device cpu")
+        raise DohyoError("device is cuda, but torch sees no CUDA GPU; use device 'cpu'")
     if device == "mps" and not torch.backends.mps.is_available():
-        raise DohyoError("device is mps, but torch sees no Apple GPU; use --device cpu")
-    with warnings.catch_warnings(), quiet("lightning_fabric", logging.WARNING):  # else it tells users to set what `programs` sets
+        raise DohyoError("device is mps, but torch sees no Apple GPU; use device 'cpu'")
+    with (
+        warnings.catch_warnings(),
+        quiet("lightning_fabric", logging.WARNING),
+    ):  # it advises to set what `programs` sets
         warnings.simplefilter("ignore")  # advice on strategies that are not used here
         fabric = Fabric(
             accelerator=device,
@@ -43,7 +46,7 @@ def launch(device: str = "auto") -> Fabric:
 
 @contextlib.contextmanager
 def quiet(name: str, level: int) -> Iterator[None]:
-    """A library's logger says nothing below a level."""
+    """Silence a library's logger below a level."""
     log = logging.getLogger(name)
     before = log.level
     log.setLevel(level)
@@ -59,7 +62,7 @@ def _part() -> None:
 
 
 def leave(fabric: Fabric) -> None:
-    """Wait for the other processes and part from them, so that none ends while another still talks to it."""
+    """Wait for the other processes, then disconnect, so that none ends while another is still communicating with it."""
     if fabric.world_size > 1:
         fabric.barrier()
         _part()
@@ -67,7 +70,7 @@ def leave(fabric: Fabric) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch's CPU code runs on this thread alone, for small work while a GPU waits: 15 ms were seen until others had woken up."""
+    """Run torch's CPU code on this thread only, for small work while a GPU waits: waking up other threads has taken 15 ms."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -87,7 +90,7 @@ def sum_over_processes(fabric: Fabric, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def gather(fabric: Fabric, value: T) -> list[T]:
-    """Every process's value, on each of them, in order."""
+    """The values of all processes, in order, on every process."""
     if fabric.world_size == 1:
         return [value]
     values: list[T | None] = [None] * fabric.world_size

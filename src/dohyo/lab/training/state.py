@@ -1,4 +1,4 @@
-"""A run at the end of an epoch, and how it is saved: one file, replaced whole."""
+"""The state of a run at the end of an epoch, and its checkpoint: one file, replaced atomically."""
 
 import copy
 import dataclasses
@@ -23,9 +23,9 @@ class State:
     """A run between two epochs: what is needed to continue as if nothing had happened.
 
     Noise comes from torch's global generator, which each process seeds for itself, or, with the same numbers, from `noise` if
-    there is one; `order` shuffles the data, the same on every process; `depth` draws K, the same on every process for a batch K
-    and not otherwise. `best` holds the parameters that the run would leave if it ended now. `rate` is the learning rate, which
-    an optimiser may hold in single precision on a GPU.
+    that is given. `order` shuffles the data and is the same on every process. `depth` draws K and is the same on every process
+    only if a batch shares one K. `best` holds the parameters that the run would return if it ended now. `rate` is the learning
+    rate, which an optimiser may hold in single precision on a GPU.
     """
 
     model: nn.Module
@@ -67,7 +67,7 @@ class State:
                 group["lr"] = rate
 
     def after_epoch(self, score: float | None, config: StepConfig) -> None:
-        """Count the epoch, and keep the parameters if they are the best, or if there is no score to say so."""
+        """Count the epoch, and keep the parameters if they are the best so far or if there is no score."""
         progress = self.progress
         progress.epoch += 1
         if score is None or score < progress.best_score:
@@ -79,7 +79,7 @@ class State:
             progress.drops += config.drops(progress)
 
     def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
-        """Write the checkpoint; every process must call this, the first one writes."""
+        """Write the checkpoint; every process must call this, but only the first one writes."""
         noise = {"depth": self.depth.get_state(), "task": task.state_dict()}
         if self.noise is not None:
             noise[fabric.device.type] = self.noise.get_state()
@@ -100,7 +100,7 @@ class State:
             try:
                 with replacing(folder / CHECKPOINT) as temporary:
                     torch.save(checkpoint, temporary)
-            except RuntimeError as error:  # what torch makes of a full disk
+            except RuntimeError as error:  # torch raises this if the disk is full
                 reason = str(error).splitlines()[0]
                 raise OSError(f"{folder / CHECKPOINT} cannot be written ({reason}); the previous one is kept") from error
 
@@ -114,13 +114,13 @@ class State:
                 f"{folder}: the run had {len(checkpoint['noise'])} processes, not {fabric.world_size}; resume with as many"
             )
         for key, value in identity(config).items():
-            before = checkpoint["config"].get(key, value)  # an option that did not exist then has its default
+            before = checkpoint["config"].get(key, value)  # an option that did not exist then had its default
             if before != value:
                 raise DohyoError(
                     f"{folder}: {key} is {value} now, but was {before} when the run began; restore it, or start a new run"
                 )
         self.model.load_state_dict(checkpoint["model"])
-        own = self.optimiser.state_dict()  # its options depend on the machine: only what it has learnt is restored
+        own = self.optimiser.state_dict()  # its options depend on the machine, so only its moments are restored
         self.optimiser.load_state_dict({**own, "state": checkpoint["optimiser"]["state"]})
         self.best = checkpoint["best"]
         self.order.set_state(checkpoint["order"])
@@ -139,7 +139,7 @@ class State:
 
 
 def _optimiser(model: nn.Module, config: StepConfig, device: torch.device) -> torch.optim.Optimizer:
-    """On a CUDA GPU with its numbers on the device, so that a step can be recorded and never waits."""
+    """The optimiser; on a CUDA GPU its numbers are on the device, so that a step can be recorded and never waits."""
     parameters = list(model.parameters())
     gpu = device.type == "cuda"
     rate: Any = torch.tensor(config.learning_rate, device=device) if gpu else config.learning_rate
@@ -161,13 +161,13 @@ def identity(config: StepConfig) -> dict[str, Any]:
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any]:
-    """The checkpoint of a run, on the CPU, as plain data: nothing in it can run code."""
+    """Load the checkpoint of a run onto the CPU, as plain data: nothing in it can run code."""
     path = folder / CHECKPOINT
     if not path.is_file():
         raise DohyoError(f"{folder}: has no {CHECKPOINT} yet; train it first (--resume {folder})")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and pickle raise whatever a damaged file leads them to
+    except Exception as error:  # a damaged file can make torch and pickle raise anything
         raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged ({type(error).__name__})") from error
     parts = {"model": dict, "best": dict, "optimiser": dict, "config": dict, "numbers": dict, "noise": list}
     if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(key), kind) for key, kind in parts.items()):

@@ -15,12 +15,12 @@ from dohyo.lab.training.tasks import Objective
 
 @dataclass
 class Totals:
-    """What the steps of an epoch leave behind, on the device.
+    """Running totals over the steps of an epoch, on the device.
 
     Attributes:
-        baseline: The running baseline; NaN where there is none yet.
-        clipped: (2,) the steps in which theta's and phi's gradients were clipped.
-        sums: Of each recorded number over the data of this process.
+        baseline: The running baseline; NaN if there is none yet.
+        clipped: (2,) the number of steps in which theta's and phi's gradients were clipped.
+        sums: The sum of each recorded number over the data of this process.
     """
 
     baseline: Tensor
@@ -36,26 +36,26 @@ class Totals:
 def train_step(
     state: State, x: Tensor, batch: int, objective: Objective, config: StepConfig, fabric: Fabric, totals: Totals
 ) -> None:
-    """One step on `x`, this process's part of a batch of so many data, which may be empty."""
+    """One step on `x`, this process's part of a batch with `batch` data; the part may be empty."""
     theta, phi = split(state.model)
     level = torch.zeros_like(totals.baseline)
     state.optimiser.zero_grad()
     if len(x) > 0:
         baseline = totals.baseline.nan_to_num(0.0).expand(len(x)) if objective.running_baseline else 0.0
         outcome = objective(state.model, x, state.depth, baseline)
-        (outcome.loss * (len(x) / batch)).backward()  # a mean over what is here of the batch
+        (outcome.loss * (len(x) / batch)).backward()  # the loss is a mean over this process's part
         level = outcome.level.double().sum() / batch
         for name, values in outcome.numbers.items():
             totals.sums[name] = totals.sums.get(name, 0.0) + values.double().sum()
     elif objective.shared:
-        objective.skip(state.depth)  # to keep in step with the other processes' K
+        objective.skip(state.depth)  # to stay in step with the other processes' K
     _join(fabric, [*theta, *phi], level, totals, objective.running_baseline)
     totals.clipped += torch.stack([_clip(theta, config.clip_decoder, level), _clip(phi, config.clip_encoder, level)])
     state.optimiser.step()
 
 
 def _join(fabric: Fabric, parameters: list[torch.nn.Parameter], level: Tensor, totals: Totals, running: bool) -> None:
-    """Sum gradients and level over the processes; the level moves the baseline of the *next* step, whose noise is its own."""
+    """Sum gradients and level over the processes; the level updates the baseline of the *next* step, which has new noise."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     level = level.to(parameters[0].dtype)
     if fabric.world_size > 1:
@@ -67,7 +67,7 @@ def _join(fabric: Fabric, parameters: list[torch.nn.Parameter], level: Tensor, t
 
 
 def _clip(parameters: list[torch.nn.Parameter], most: float | None, zero: Tensor) -> Tensor:
-    """Scale the gradient so that its norm is at most `most`; 1 if that was needed, else 0."""
+    """Scale the gradient so that its norm is at most `most`; return 1 if that was needed, else 0."""
     if most is None or not parameters:
         return torch.zeros_like(zero)
     gradients = [p.grad for p in parameters if p.grad is not None]

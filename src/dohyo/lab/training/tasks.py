@@ -1,4 +1,4 @@
-"""What the loop trains on: data, or draws of the model itself."""
+"""What the loop trains on: data, or samples from the model itself."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ C = TypeVar("C", bound=StepConfig, contravariant=True)
 
 
 class Objective(Protocol):
-    """What the loop asks of an objective."""
+    """What the loop needs from an objective."""
 
     @property
     def shared(self) -> bool:
-        """One K for the whole batch."""
+        """Whether the whole batch has one K."""
         ...
 
     @property
@@ -33,13 +33,13 @@ class Objective(Protocol):
     def __call__(self, model: Any, x: Tensor, generator: Any, baseline: Any, /) -> Outcome: ...
 
     def skip(self, generator: torch.Generator) -> None:
-        """Draw a shared K and leave it, to keep in step with other processes."""
+        """Draw a shared K and discard it, to stay in step with the other processes."""
         ...
 
 
 @dataclass(frozen=True)
 class Batches:
-    """An epoch's indices (..., data), of which each step takes so many."""
+    """An epoch's indices (..., data); each step takes the next `size` of them."""
 
     order: Tensor
     size: int
@@ -53,14 +53,14 @@ class Batches:
 
 
 class Task(Protocol, Generic[C]):
-    """What the loop asks of a task."""
+    """What the loop needs from a task."""
 
     def begin(self, fabric: Fabric, config: C) -> None:
-        """Move to the device; a ValueError if there is too little for so many processes."""
+        """Move data to the device; raise a DohyoError if there is too little for this number of processes."""
         ...
 
     def prepare(self, state: Any, config: C) -> None:
-        """What is done to the run's state before each epoch; nothing, as a rule."""
+        """Change the run's state before each epoch; most tasks do nothing."""
         ...
 
     def batches(self, config: C, progress: Progress, order: torch.Generator) -> Iterable[Tensor]:
@@ -68,23 +68,23 @@ class Task(Protocol, Generic[C]):
         ...
 
     def batch(self, index: Tensor) -> Tensor:
-        """What the objective is given, one row for each index."""
+        """The objective's input, one row for each index."""
         ...
 
     def check(self, model: nn.Module, record: Record, config: C, fabric: Fabric) -> Record:
-        """What is looked at after an epoch. `score`, if there, is what the best parameters have least of; else the last
-        parameters are kept. `stop`, if true, ends the run."""
+        """Measure the model after an epoch. If the result has a `score`, the parameters with the lowest score are kept, otherwise
+        the last ones. If `stop` is true, the run ends."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold of this process's task, as plain data."""
+        """The task's part of the checkpoint, for this process, as plain data."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Data(Protocol):
-    """Data to train and validate on; `dohyo.lab.data.Dataset` is such."""
+    """Data to train and validate on, such as `dohyo.lab.data.Dataset`."""
 
     @property
     def train(self) -> Tensor: ...
@@ -95,7 +95,7 @@ class Data(Protocol):
 
 
 class OnData:
-    """Epochs over data in random order, and the validation NLL after each."""
+    """Epochs over data in random order, with the validation NLL after each."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
@@ -129,7 +129,7 @@ class OnData:
 
 
 class OnDraws:
-    """Steps on draws of the model: an index stands for one draw. Subclasses say what to look at in between."""
+    """Steps on samples from the model: an index stands for one sample. Subclasses define what to check between epochs."""
 
     def begin(self, fabric: Fabric, config: DrawsConfig) -> None:
         if config.batch_size < fabric.world_size:
@@ -156,7 +156,7 @@ class OnDraws:
 
 
 def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> float:
-    """The mean NLL by IWAE over the validation data, shared out among the processes, with a seed of its own."""
+    """The mean NLL by IWAE over the validation data, divided among the processes, with a separate seed."""
     own = valid[fabric.global_rank :: fabric.world_size]
     estimator = IWAE(config.valid_terms)
     seed = config.seed + fabric.global_rank

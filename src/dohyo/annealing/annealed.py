@@ -1,0 +1,172 @@
+"""A model with better log-weights, made of any model with a density."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from dohyo.annealing.chain import Ends, Source, check_density
+from dohyo.annealing.constants import Constants
+from dohyo.annealing.tuning import Tuned, tune
+from dohyo.contract import Model, bound
+from dohyo.errors import DohyoError
+
+
+class Chains(NamedTuple):
+    """The ends of chains and their log-weights, one for each row, both detached."""
+
+    z: Tensor
+    log_w: Tensor
+
+
+class Annealed(nn.Module):
+    r"""A model made of a model: its log-weights are those of chains that lead from q(z; x) to p(x, z).
+
+    This is uncorrected Hamiltonian annealing. Noise u with density r(u) gives z = T(u) ~ q(z; x), and the model in these
+    coordinates is :math:`\tilde p(u) = p(x, T(u))\, |J(u)|`. From u_0 ~ r on, T leapfrogs follow the gradients of
+    :math:`\log \pi_t = (1 - \beta_t) \log r + \beta_t \log \tilde p`, with a momentum v that is partly kept:
+
+    .. math:: v'_1 \sim N(0, I), \qquad v'_t = \eta v_{t-1} + \sqrt{1 - \eta^2}\, \xi_t, \quad \xi_t \sim N(0, I)
+
+    .. math:: u_{t-1/2} = u_{t-1} + \tfrac12 h_t v'_t, \quad v_t = v'_t + h_t \nabla \log \pi_t(u_{t-1/2}), \quad
+              u_t = u_{t-1/2} + \tfrac12 h_t v_t
+
+    .. math:: w = \frac{\tilde p(u_T)}{r(u_0)} \prod_{t=1}^T \frac{N(v_t; 0, I)}{N(v'_t; 0, I)}, \qquad E[w] = p(x)
+
+    for any constants h, beta, eta and any widening of r: leapfrogs keep volumes and can be undone, refreshes keep N(0, I), and
+    nothing is accepted or refused. One log-weight costs T gradients and one value of log p(x, z), which `evaluate` counts as
+    3 T + 1 evaluations. Where log-weights are differentiated, the gradient in theta (and in x) is that of log p(x, z) at the end
+    of the chain, held fixed, because E[w grad log p(x, z)] is the gradient of p(x). The encoder gets none.
+
+    A chain that meets a gradient or a density that is not finite has weight zero and is counted in `lost`; E[w] is then below
+    p(x), never above. Constants that were never tuned are safe but poor: call `tune`.
+
+    Args:
+        model: It has `posterior(code)`, a distribution with one batch dimension, for `encode(x)` (for x itself where there is
+            no `encode`), and `log_joint(x, z)`, one row for each pair. `LatentVariableModel` has all three.
+        steps: T; 0 is the model itself, and None leaves it to `tune`.
+        constants: In place of `steps`, those of chains that were tuned before.
+
+    References:
+        Geffner and Domke, MCMC variational inference via uncorrected Hamiltonian annealing (NeurIPS 2021); Zhang et al.,
+        Differentiable annealed importance sampling and the perils of gradient noise (NeurIPS 2021); Thin et al., Monte Carlo
+        variational auto-encoders (ICML 2021).
+
+    Example:
+        >>> import dohyo
+        >>> model, x = dohyo.models.VAE(data=64, hidden=16, latent=4), torch.rand(5, 64).round()
+        >>> annealed = Annealed(model, steps=4)
+        >>> dohyo.evaluate(annealed, x, dohyo.MultilevelRR(2), khat_samples=0).cost % 13
+        0
+    """
+
+    def __init__(self, model: Model, steps: int | None = None, constants: Constants | None = None) -> None:
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 0):
+            raise DohyoError(f"steps is {steps!r}; it must be a whole number of leapfrogs, 0 for the model itself, or None")
+        if constants is not None and steps not in (None, constants.steps):
+            raise DohyoError(f"steps is {steps}, but the constants are of {constants.steps} leapfrogs; leave steps out")
+        super().__init__()
+        self.model: Any = model
+        self.constants = Constants.plain(steps) if constants is None and steps is not None else constants
+        self._choose = self.constants is None
+        self._lost: Tensor | int = 0
+        if self.steps != 0:
+            check_density(model)
+
+    @property
+    def steps(self) -> int | None:
+        """T, or None before `tune` has chosen it."""
+        return None if self.constants is None else self.constants.steps
+
+    @property
+    def evaluations_per_weight(self) -> int:
+        """Evaluations of p(x, z) for one log-weight, a gradient counted as 3."""
+        return 3 * self._chosen.steps + 1
+
+    @property
+    def lost(self) -> int:
+        """How many chains met something that is not finite, or exploded, and so got weight zero."""
+        return int(self._lost)
+
+    def bind(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """rows -> log-weights of x[rows], encoding x once for any number of calls."""
+        if self._chosen.steps == 0:
+            return bound(self.model, x)
+        source = Source(self.model, x, self._chosen)
+
+        def log_weights(rows: Tensor) -> Tensor:
+            with torch.no_grad():
+                ends = source(rows).forwards()
+            return self._weighed(ends, x[rows])
+
+        return log_weights
+
+    def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+        """One log-weight for each row."""
+        return self.bind(x)(rows)
+
+    @torch.no_grad()
+    def chains(self, x: Tensor, rows: Tensor) -> Chains:
+        """The end of one chain for each row and its log-weight, to be used as draws of z and their weights."""
+        ends = Source(self.model, x, self._chosen)(rows).forwards()
+        return Chains(ends.z, self._weighed(ends, x[rows]))
+
+    @torch.no_grad()
+    def backwards(self, x: Tensor, z: Tensor) -> Tensor:
+        """The log-weight of one chain for each datum, run from z ~ p(z | x) back to q; +inf where it was lost."""
+        ends = Source(self.model, x, self._chosen)(torch.arange(len(x), device=x.device)).backwards(z)
+        log_w = ends.log_ratio + self.model.log_joint(x, z)
+        return torch.where(self._count(~ends.alive | ~log_w.isfinite()), torch.inf, log_w)
+
+    def tune(self, x: Tensor, *, iterations: int = 100, seed: int = 0, max_rows: int | None = None) -> Tuned:
+        """Learn the constants on x, then freeze them; where no number of steps was given, choose that too.
+
+        Adam climbs IWAE_8 of the annealed weights through the chains. The data to be evaluated are the best to tune on, and
+        doing so leaves the evaluation unbiased: E[w] = p(x) for any constants that do not depend on the noise in w, and the
+        noise here has a seed of its own. Tuned again, chains start from the constants they have.
+
+        Args:
+            x: Data, of which minibatches are drawn; the more like those to be evaluated the better.
+            iterations: Of Adam.
+            seed: Of noise and minibatches. Random numbers outside are not touched; `evaluate` with the same seed draws others.
+            max_rows: As for `evaluate`.
+        """
+        tuned = tune(self, x, None if self._choose else self.steps, iterations, seed, max_rows)
+        self.constants = tuned.constants
+        return tuned
+
+    def encoder_parameters(self) -> Iterator[nn.Parameter]:
+        """phi."""
+        parameters: Iterator[nn.Parameter] = self.model.encoder_parameters()
+        return parameters
+
+    def decoder_parameters(self) -> Iterator[nn.Parameter]:
+        """theta: every parameter, where the model does not tell."""
+        parameters: Iterator[nn.Parameter] = getattr(self.model, "decoder_parameters", self.parameters)()
+        return parameters
+
+    def to_dict(self) -> dict[str, Any]:
+        """The constants as plain data for JSON."""
+        return self._chosen.to_dict()
+
+    @classmethod
+    def from_dict(cls, model: Model, plain: Mapping[str, Any]) -> Self:
+        """The model annealed by constants that `to_dict` gave."""
+        return cls(model, constants=Constants.from_dict(plain))
+
+    @property
+    def _chosen(self) -> Constants:
+        if self.constants is None:
+            raise DohyoError("the number of steps is not known yet; call tune(x), which chooses it, or give steps=16, say")
+        return self.constants
+
+    def _weighed(self, ends: Ends, x: Tensor) -> Tensor:
+        """log w of chains; the only part of it that gradients may pass through is log p(x, z) with z fixed."""
+        log_w = ends.log_ratio + self.model.log_joint(x, ends.z)
+        lost = self._count(~ends.alive | log_w.isnan() | (log_w == torch.inf))
+        return torch.where(lost, -torch.inf, log_w)
+
+    def _count(self, lost: Tensor) -> Tensor:
+        self._lost = lost.sum() + self._lost
+        return lost

@@ -1,0 +1,91 @@
+"""What a chain is made of besides the model: step sizes, bridge, persistence, widening. Any values leave E[w] = p(x)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dohyo.errors import DohyoError
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The constants of chains of T leapfrogs for z of size d; where the size is 1 all dimensions share a value.
+
+    Attributes:
+        step: (T, d or 1), the step size of each leapfrog, in units of q's own spread.
+        bridge: (T,) in [0, 1]: how much of p(x, z), and how little of q, each leapfrog feels.
+        persistence: () in [0, 1]: the share of the momentum that is kept from one leapfrog to the next.
+        widening: (d or 1,): how many times as wide as q the law is from which chains start.
+    """
+
+    step: Tensor
+    bridge: Tensor
+    persistence: Tensor
+    widening: Tensor
+
+    @classmethod
+    def plain(cls, steps: int, scale: float = 1.0) -> Self:
+        """Those of a chain that was never tuned: what tuning finds for VAEs, roughly."""
+        bridge = torch.arange(1, steps + 1, dtype=torch.float64) / (steps + 4)
+        persistence, widening = torch.tensor(0.98, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        return cls(torch.full((steps, 1), 0.4 * scale, dtype=torch.float64), bridge, persistence, widening)
+
+    @property
+    def steps(self) -> int:
+        """T, the number of leapfrogs."""
+        return len(self.step)
+
+    @property
+    def size(self) -> int | None:
+        """d, or None where all dimensions share a value."""
+        sizes = {self.step.shape[-1], len(self.widening)} - {1}
+        return sizes.pop() if sizes else None
+
+    def like(self, x: Tensor) -> Self:
+        """The same where x lives, in its precision."""
+        return type(self)(*(getattr(self, field.name).to(x) for field in fields(self)))
+
+    def frozen(self) -> Self:
+        """The same, detached, on the CPU."""
+        return type(self)(*(getattr(self, field.name).detach().cpu() for field in fields(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists of numbers for JSON."""
+        return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """What `to_dict` gave, checked."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(plain, Mapping) or set(plain) != set(names):
+            came = sorted(map(str, plain)) if isinstance(plain, Mapping) else type(plain).__name__
+            raise DohyoError(f"the constants of a chain came as {came}; they must be a mapping of {', '.join(names)}")
+        try:
+            found = {name: torch.tensor(plain[name], dtype=torch.float64) for name in names}
+        except (TypeError, ValueError) as error:
+            raise DohyoError(f"the constants of a chain hold something other than numbers: {error}") from error
+        if found["step"].numel() == 0:
+            found["step"] = found["step"].view(0, 1)
+        constants = cls(**found)
+        constants.check()
+        return constants
+
+    def check(self) -> None:
+        """A DohyoError that names the first constant with a shape or value it cannot have."""
+        least, most = {"step": 0.0, "widening": 0.0}, {"bridge": 1.0, "persistence": 1.0}
+        for field, ndim in zip(fields(self), (2, 1, 0, 1), strict=True):
+            value = getattr(self, field.name)
+            low, high = least.get(field.name, -1e-30), most.get(field.name, math.inf)
+            if value.ndim != ndim or not bool((value.isfinite() & (value > low) & (value <= high)).all()):
+                bounds = "positive" if field.name in least else "in [0, 1]"
+                raise DohyoError(f"{field.name} of a chain must have {ndim} dimensions and be finite and {bounds}; it is {value}")
+        sizes = {self.step.shape[-1], len(self.widening)} - {1}
+        if len(self.bridge) != self.steps or len(sizes) > 1 or 0 in sizes:
+            raise DohyoError(
+                f"step is {tuple(self.step.shape)}, bridge {tuple(self.bridge.shape)}, widening {tuple(self.widening.shape)}; "
+                "they must be (T, d), (T,) and (d,), where d may be 1 in either"
+            )

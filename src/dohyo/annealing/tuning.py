@@ -1,0 +1,219 @@
+"""Constants for chains, learnt on data with noise of its own, and how many leapfrogs they should have."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dohyo.annealing.chain import Source
+from dohyo.annealing.constants import Constants
+from dohyo.diagnostics import khat
+from dohyo.errors import DohyoError
+from dohyo.evaluation import isolated, most_rows
+from dohyo.files import plain as to_plain
+from dohyo.packing import rows
+
+if TYPE_CHECKING:
+    from dohyo.annealing.annealed import Annealed
+
+STEPS = (0, 4, 8, 16, 32)  # 1 and 2 leapfrogs gain nothing
+SCALES = (1.5, 0.5, 0.2, 0.05)  # of the step sizes that learning starts from, beside 1
+TERMS, BATCH, RATE = 8, 8, 0.03
+PILOT, EVALUATIONS = 64, 1000  # data, and evaluations of p(x, z) for each
+FEW = 0.2  # of the data may have heavy weights where the encoder is called good
+SEED = 2_000_003  # added to the user's, so that an evaluation with the same seed has other noise
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A number of leapfrogs, as the pilot saw it.
+
+    Attributes:
+        steps: T.
+        evaluations: Of p(x, z), for one log-weight.
+        bound: The mean over the pilot's data of the log-mean of as many weights as `EVALUATIONS` pay for.
+        variance: Of that log-mean, in a datum: the smaller the better, as all candidates had the same evaluations.
+    """
+
+    steps: int
+    evaluations: int
+    bound: float
+    variance: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `Annealed.tune` found.
+
+    Attributes:
+        steps: The number of leapfrogs.
+        constants: What the chains now use.
+        bound_before, bound: The mean IWAE_8 of the pilot's data with the constants it began with and with those it kept.
+        candidates: What the pilot saw of each number of leapfrogs, where `steps` was left to it.
+        lost: Chains that met something not finite, or exploded, while it learnt.
+    """
+
+    steps: int
+    constants: Constants
+    bound_before: float
+    bound: float
+    candidates: tuple[Candidate, ...]
+    lost: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, the constants included."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        found["constants"] = self.constants.to_dict()
+        found["candidates"] = [dataclasses.asdict(candidate) for candidate in self.candidates]
+        plain: dict[str, Any] = to_plain(found)
+        return plain
+
+
+def tune(annealed: "Annealed", x: Tensor, steps: int | None, iterations: int, seed: int, max_rows: int | None) -> Tuned:
+    """`Annealed.tune`."""
+    if x.ndim == 0 or len(x) == 0 or iterations < 0:
+        raise DohyoError(
+            f"x is {tuple(x.shape)}, iterations {iterations}; tuning needs at least one datum, and 0 or more of these"
+        )
+    with isolated(annealed, seed + SEED):
+        data = x[torch.randperm(len(x)).to(x.device)]
+        pilot = _Pilot(annealed, data, iterations, seed + SEED, most_rows(x, max_rows))
+        if steps is None:
+            return pilot.choose()
+        known = annealed.constants
+        return pilot.learn(pilot.scaled(steps) if known is None or known.size is None else known)
+
+
+class _Pilot:
+    """Shuffled data, the first of which are the pilot's, and what is done with them."""
+
+    def __init__(self, annealed: "Annealed", data: Tensor, iterations: int, seed: int, max_rows: int) -> None:
+        self.annealed, self.data, self.iterations, self.seed, self.max_rows = annealed, data, iterations, seed, max_rows
+
+    def learn(self, start: Constants) -> Tuned:
+        """Constants learnt from `start` on, unless they are worse on the pilot."""
+        before = self.bounds(start)
+        if start.steps == 0:
+            return Tuned(0, start, float(before.mean()), float(before.mean()), (), 0)
+        learnt, lost = climb(self.annealed.model, self.data, start, self.iterations)
+        after = self.bounds(learnt)
+        constants, bounds = (start, before) if errors_above(before, after) > 2 else (learnt, after)
+        return Tuned(start.steps, constants, float(before.mean()), float(bounds.mean()), (), lost)
+
+    def scaled(self, steps: int) -> Constants:
+        """The constants to learn from: plain ones, or those with longer or shorter steps, if they are clearly better."""
+        best = Constants.plain(steps)
+        if steps == 0:
+            return best
+        bounds = self.bounds(best, PILOT // 4)
+        for scale in SCALES:
+            option = Constants.plain(steps, scale)
+            if errors_above(other := self.bounds(option, PILOT // 4), bounds) > 2:
+                best, bounds = option, other
+        return best
+
+    def choose(self) -> Tuned:
+        """The number of leapfrogs that is best with constants yet to learn, and what is learnt for it."""
+        options = [self.scaled(steps) for steps in STEPS]
+        seen = [self.weights(option, EVALUATIONS // (3 * option.steps + 1), PILOT) for option in options]
+        tried = [Candidate(steps, 3 * steps + 1, *_moments(log_w)) for steps, log_w in zip(STEPS, seen, strict=True)]
+        return replace(self.learn(options[preferred(seen)]), candidates=tuple(tried))
+
+    def bounds(self, constants: Constants, data: int = PILOT) -> Tensor:
+        """(data,) IWAE_8, with the same noise for all constants of as many steps."""
+        torch.manual_seed(self.seed)
+        return _log_mean(self.weights(constants, TERMS, data))
+
+    def weights(self, constants: Constants, n: int, data: int) -> Tensor:
+        """(data, n) log-weights of the pilot's first data, with very small numbers for zero, so that means can be compared."""
+        x = self.data[:data]
+        source = type(self.annealed)(self.annealed.model, constants=constants).bind(x)
+        parts = [source(part) for part in rows(torch.full((len(x),), n), x.device).split(self.max_rows)]
+        return torch.cat(parts).view(len(x), n).double().clamp(min=-1e30)
+
+
+def climb(model: Any, data: Tensor, start: Constants, iterations: int) -> tuple[Constants, int]:
+    """Adam on IWAE_8 through the chains, in minibatches of the data, and how many chains were lost meanwhile."""
+    learnt = _Learnt(start, Source(model, data[:1], start).size, data.device)
+    adam = torch.optim.Adam(learnt.parameters, RATE, (0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(1, iterations), RATE / 20)
+    size, lost = min(BATCH, len(data)), torch.zeros((), device=data.device)
+    own = rows(torch.full((size,), TERMS), data.device)
+    for i in range(iterations):
+        x = data[torch.arange(i * size, (i + 1) * size, device=data.device) % len(data)]
+        with torch.enable_grad():
+            ends = Source(model, x, learnt.constants(), learning=True)(own).forwards()
+            log_w = torch.where(ends.alive, ends.log_ratio + model.log_joint(x[own], ends.z), -torch.inf)
+            loss = -_log_mean(log_w.view(size, TERMS)).mean()
+        gradients = torch.autograd.grad(loss, learnt.parameters, allow_unused=True, materialize_grads=True)
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        for parameter, gradient in zip(learnt.parameters, gradients, strict=True):
+            # A few minibatches have gradients a thousand times as long as the rest, and one with a lost chain may have none.
+            parameter.grad = (gradient / norm.clamp(min=1.0)).nan_to_num(0.0, 0.0, 0.0)
+        adam.step()
+        schedule.step()
+        gone = 1 - ends.alive.to(lost).mean()
+        learnt.parameters[0].data.sub_(gone)  # shorter steps lose fewer
+        lost += gone * len(own)
+    return learnt.constants().frozen(), round(float(lost))
+
+
+class _Learnt:
+    """Constants as unbounded parameters: a factor of the start's steps for each leapfrog, and one for each dimension."""
+
+    def __init__(self, start: Constants, size: int, device: torch.device) -> None:
+        self.start = start.like(torch.zeros((), dtype=torch.float64, device=device))
+        one, zero = self.start.bridge.new_ones(1), self.start.bridge.new_zeros(1)
+        increments = torch.cat([self.start.bridge, one]) - torch.cat([zero, self.start.bridge])
+        self.parameters = [
+            zero.new_zeros(start.steps, 1),
+            zero.new_zeros(1, size),
+            increments.clamp(min=1e-3).log(),
+            self.start.persistence.clamp(0.01, 0.999).logit(),
+            zero.new_zeros(size),
+        ]
+        for parameter in self.parameters:
+            parameter.requires_grad_()
+
+    def constants(self) -> Constants:
+        time, dimension, increments, persistence, widening = self.parameters
+        return Constants(
+            self.start.step * (time + dimension).exp(),
+            increments.softmax(0).cumsum(0)[:-1],
+            persistence.sigmoid(),
+            self.start.widening * widening.exp(),
+        )
+
+
+def preferred(seen: list[Tensor]) -> int:
+    """The best of several kinds of weights (data, n), all of which took the same evaluations, the first being the encoder's.
+
+    To first order the log-mean of n weights has variance v = Var(w) / (n p^2) and lies v / 2 below log p(x). Where the encoder's
+    weights are good, v is measured and the least wins. Heavy weights (k-hat above 0.7) hide their variance, but not that their
+    log-mean is low: then the highest wins, and of those within one standard error of it the last, whose k-hat is the lowest.
+    """
+    if float((khat(seen[0]) > 0.7).double().mean()) <= FEW:
+        moments = [_moments(log_w)[1] for log_w in seen]
+        return moments.index(min(moments))
+    means = [_log_mean(log_w) for log_w in seen]
+    best = max(means, key=lambda mean: float(mean.mean()))
+    return max(i for i, mean in enumerate(means) if errors_above(best, mean) <= 1)
+
+
+def errors_above(a: Tensor, b: Tensor) -> float:
+    """By how many standard errors the mean of a is above that of b, from paired differences; no datum may decide alone."""
+    delta = (a - b).clamp(-100, 100)
+    return float(delta.mean() / (delta.std(correction=0) / math.sqrt(len(delta))).clamp(min=1e-12))
+
+
+def _moments(log_w: Tensor) -> tuple[float, float]:
+    """The mean over the data of the log-mean of weights (data, n), and of its variance within a datum, to first order."""
+    mean, n = _log_mean(log_w), log_w.shape[-1]
+    return float(mean.mean()), float((log_w - mean[:, None]).exp().var(-1).mean() / n)
+
+
+def _log_mean(log_w: Tensor) -> Tensor:
+    return log_w.logsumexp(-1) - math.log(log_w.shape[-1])
