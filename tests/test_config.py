@@ -202,6 +202,6 @@ def test_the_expected_cost_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["evaluate", str(tmp_path / "a"), "--estimator", "sumo", "--cost", "6.3", "--device", "cpu"]) == 0
     table = capsys.readouterr().out
     assert "expected cost" in " ".join(table.split())
-    assert " 6 " in table
+    assert " 6.078 " in table
     assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "r.html")]) == 0
-    assert "multilevel-rr at cost 5 (expected 6)" in (tmp_path / "r.html").read_text()
+    assert "sumo at cost 6.3 (expected 6.078)" in (tmp_path / "r.html").read_text()

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from browser import CHROMIUM, Browser
+from dohyo.errors import DohyoError
 from dohyo.lab.report import read, write_report
 from dohyo.lab.report.grids import NOTHING
 from folders import write_runs, write_study
@@ -174,10 +176,9 @@ def test_texts_are_harmless(browser: Browser, tmp_path: Path) -> None:
     (study / "study.json").write_text(json.dumps({key: evil(value) for key, value in found.items()}))
     name = tmp_path / f"{EVIL.replace('/', ' ')}{'x' * 90}"
     name.mkdir()
-    (name / "config.yaml").write_text(json.dumps({
-        **dict.fromkeys(("model", "data", "estimator", "encoder", "hidden", "latent", "test_terms"), EVIL), "cost": 5.0,
-        "epochs": 3, "seed": EVIL,
-    }))  # fmt: skip
+    config = yaml.safe_load((write_runs(tmp_path / "runs", "iwae") / "iwae/config.yaml").read_text())
+    texts = dict.fromkeys(("model", "data", "estimator", "encoder"), EVIL)
+    (name / "config.yaml").write_text(json.dumps(config | texts))
     page = tmp_path / "page.html"
     write_report([read(study), read(name)], page)
     browser.show(page, 390)
@@ -243,10 +244,19 @@ def test_times_are_sorted_as_seconds(browser: Browser, tmp_path: Path) -> None:
     assert browser.ask(f"[...{overview}.tBodies[0].rows].map((row) => row.cells[0].innerText)") == ["b", "a", "c"]
 
 
+@pytest.mark.parametrize(("file", "key"), [("config.yaml", "seed"), ("result.json", "test_terms")])
+def test_a_text_in_the_place_of_a_number_is_refused(tmp_path: Path, file: str, key: str) -> None:
+    run = write_runs(tmp_path, "iwae") / "iwae"
+    found = yaml.safe_load((run / file).read_text())
+    (run / file).write_text(json.dumps(found | {key: EVIL}))
+    with pytest.raises(DohyoError, match=rf"{file}: {key} is .* it must be a"):
+        read(run)
+
+
 def test_a_results_texts_are_harmless(browser: Browser, tmp_path: Path) -> None:
     run = write_runs(tmp_path, "iwae") / "iwae"
     result = json.loads((run / "result.json").read_text())
-    texts = {"test_terms": EVIL, "warnings": [EVIL], "versions": {EVIL: EVIL}, "estimator": EVIL, "data": EVIL}
+    texts = {"warnings": [EVIL], "versions": {EVIL: EVIL}, "estimator": EVIL, "data": EVIL}
     (run / "result.json").write_text(json.dumps(result | texts))
     write_report([read(run)], tmp_path / "page.html")
     browser.problems.clear()
