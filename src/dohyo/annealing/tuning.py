@@ -15,6 +15,7 @@ from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated, most_rows
 from dohyo.files import plain as to_plain
 from dohyo.packing import rows
+from dohyo.verdict import FEW, HEAVY
 
 if TYPE_CHECKING:
     from dohyo.annealing.annealed import Annealed
@@ -23,7 +24,6 @@ STEPS = (0, 4, 8, 16, 32)  # 1 and 2 leapfrogs gain nothing
 SCALES = (1.5, 0.5, 0.2, 0.05)  # of the step sizes that learning starts from, beside 1
 TERMS, BATCH, RATE = 8, 8, 0.03
 PILOT, EVALUATIONS = 64, 1000  # data, and evaluations of p(x, z) for each
-FEW = 0.2  # of the data may have heavy weights where the encoder is called good
 SEED = 2_000_003  # added to the user's, so that an evaluation with the same seed has other noise
 
 
@@ -195,7 +195,7 @@ def preferred(seen: list[Tensor]) -> int:
     weights are good, v is measured and the least wins. Heavy weights (k-hat above 0.7) hide their variance, but not that their
     log-mean is low: then the highest wins, and of those within one standard error of it the last, whose k-hat is the lowest.
     """
-    if float((khat(seen[0]) > 0.7).double().mean()) <= FEW:
+    if float((khat(seen[0]) > HEAVY).double().mean()) <= FEW:
         moments = [_moments(log_w)[1] for log_w in seen]
         return moments.index(min(moments))
     means = [_log_mean(log_w) for log_w in seen]

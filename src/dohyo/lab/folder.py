@@ -154,6 +154,12 @@ def write_result(folder: Path, result: Values) -> None:
     write_json(folder / RESULT, result)
 
 
+def beyond_verdict(result: Values) -> list[str]:
+    """The warnings of a result or an evaluation that its verdict's sentence does not hold."""
+    reason = (result.get("verdict") or {}).get("reason") or ""
+    return [line for line in map(str, result.get("warnings") or ()) if line not in reason]
+
+
 def read_records(folder: Path) -> list[Values]:
     """The records of a run so far; a last line that a kill cut short is left out."""
     path = folder / METRICS

@@ -25,7 +25,7 @@ _CONFIG = {
     "policy": _TEXT, "variables": _WHOLE, "instance": _TEXT, "index": _WHOLE, "reward": _TEXT, "entropy": _NUMBER,
 }  # fmt: skip
 _RESULT = {"epochs": float | int, "steps": float | int, "warnings": list | None, "versions": dict | None, "diverged": bool | None,
-           "replicas": list | None, "moments": dict | None}  # fmt: skip
+           "verdict": dict | None, "replicas": list | None, "moments": dict | None}  # fmt: skip
 _NUMBERS = (
     "seconds", "expected_cost", "test_nll", "test_nll_stderr", "test_nll_spread", "test_terms", "valid_nll", "best_epoch",
     "reverse_kl", "reverse_kl_stderr", "objective", "training_estimate", "training_estimate_stderr", "khat",
@@ -109,6 +109,7 @@ class Train(Kind):
         r, replicas = self.result, self.replicas()
         return [
             (f"Test NLL by IWAE-{r.get('test_terms')}, nats", with_error(r.get("test_nll"), r.get("test_nll_stderr"))),
+            *trust(r),
             *([(f"Spread over {len(replicas)} replicas", self._spread().text)] if replicas else []),
             ("Validation NLL, nats", number(r.get("valid_nll"))),
             ("Best epoch", f"{number(r.get('best_epoch'))} of {number(r['epochs'])}"),
@@ -252,6 +253,13 @@ class QPBO(Kind):
         if c.get("instance"):
             return _short(c["instance"]) + (f", problem {c['index']}" if c.get("index") else "")
         return c.get("reward") or f"the random quadratic {c.get('instance_seed')}"
+
+
+def trust(found: Values) -> list[tuple[str, str]]:
+    """Whether an error bar can be trusted, as one of the numbers that matter most."""
+    verdict = found.get("verdict")
+    words = {True: "yes", False: "no"}
+    return [("Can its error bar be trusted?", words.get(verdict.get("trusted"), "not known"))] if verdict else []
 
 
 def on_one_axis(rows: list[list[Any]], column: int) -> list[list[Any]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dohyo.errors import DohyoError
-from dohyo.lab.folder import CONFIG, read_config, read_records, read_result
+from dohyo.lab.folder import CONFIG, Values, beyond_verdict, read_config, read_records, read_result
 from dohyo.lab.report.entries import Entry, as_yaml, versions
 from dohyo.lab.report.grids import NOTHING, Cell, Grid, duration, grid, number
 from dohyo.lab.report.kinds import KINDS, Kind, on_one_axis
@@ -63,7 +63,7 @@ def _entry(kind: Kind) -> Entry:
         outcome=f"{kind.measure} {compared[kind.measure].text}" if result else "no result yet",
         state=_state(kind),
         seconds=seconds,
-        notices=[str(line) for line in result.get("warnings") or ()] if result else [_unfinished(kind)],
+        notices=_notices(result) if result else [_unfinished(kind)],
         headline=kind.headline() if result else [],
         tables=kind.tables(),
         figures=_pictures(kind),
@@ -73,12 +73,23 @@ def _entry(kind: Kind) -> Entry:
             *[(word.capitalize(), number(result[word])) for word in ("epochs", "steps") if word in result],
             ("Time", seconds.text),
             ("Versions", versions(result.get("versions")) or NOTHING),
+            *([("Verdict", reason)] if (reason := _reason(result)) else []),
             ("Folder", str(folder)),
         ],
         config=as_yaml(config),
         more=[*more, *([("Every number", [grid("", ["name", "value"], numbers)], [])] if numbers else [])],
         compared={**compared, "time": seconds},
     )
+
+
+def _reason(result: Values) -> str:
+    return str((result.get("verdict") or {}).get("reason") or "")
+
+
+def _notices(result: Values) -> list[str]:
+    """The verdict, unless all is well, and every warning that is not in it."""
+    doubted = (result.get("verdict") or {}).get("trusted") is not True and _reason(result)
+    return [*([doubted] if doubted else []), *beyond_verdict(result)]
 
 
 def _state(kind: Kind) -> str:
