@@ -18,7 +18,7 @@ from dohyo.estimators import Estimator
 from dohyo.files import plain
 from dohyo.marginal import estimate, log_marginal
 from dohyo.packing import rows
-from dohyo.verdict import HEAVY, Verdict, judge
+from dohyo.verdict import Verdict, heavy_share, judge
 
 _PILOT_DATA, _PILOT_REPLICATES = 256, 4
 
@@ -72,7 +72,7 @@ class Evaluation:
             "examined": len(finite),
             "median": float(finite.median()) if len(finite) else None,
             "max": float(finite.max()) if len(finite) else None,
-            "share_above_0.7": float((finite > HEAVY).double().mean()) if len(finite) else None,
+            "share_above_0.7": heavy_share(finite) if len(finite) else None,
         }
         fields["verdict"] = self.verdict.to_dict()
         return {"data": len(self.per_datum), **plain(fields), "warnings": list(self.warnings)}

@@ -46,8 +46,7 @@ def judge(values: Tensor, estimator: Estimator, khat: Tensor, annealed: bool = F
     wrong, open_questions = _estimator_at_fault(values, estimator), []
     if values.numel() == 1 and not wrong:
         open_questions.append("one datum and one replicate give no error bar: use more data or replicates")
-    shapes = khat[khat.isfinite()]
-    heavy, notes, calm = float((shapes > HEAVY).double().mean()) if len(shapes) else 0.0, [], ""
+    shapes, heavy, notes, calm = khat[khat.isfinite()], heavy_share(khat), [], ""
     if heavy > 0:
         largest = f"(largest {float(shapes.max()):.2f})"
         found = f"Pareto k-hat is above {HEAVY} for {heavy:.0%} of the {len(shapes)} data examined {largest}"
@@ -65,6 +64,12 @@ def judge(values: Tensor, estimator: Estimator, khat: Tensor, annealed: bool = F
     if trusted and estimator.kind == "lower bound":
         reason += "; but this is a lower bound, which log p(x) may exceed"
     return Verdict(trusted, reason, warnings)
+
+
+def heavy_share(khat: Tensor) -> float:
+    """The share of the data whose weights are heavy, among those that were examined; 0 if none were."""
+    shapes = khat[khat.isfinite()]
+    return float((shapes > HEAVY).double().mean()) if len(shapes) else 0.0
 
 
 def _estimator_at_fault(values: Tensor, estimator: Estimator) -> list[str]:

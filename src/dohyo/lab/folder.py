@@ -25,6 +25,9 @@ METRICS = "metrics.jsonl"  # one record for each epoch
 TENSORBOARD = "tensorboard"
 RESULT = "result.json"  # written last: it says that the run is finished
 DRAWS = "draws.npz"  # of reverse KL
+EVALUATION, SANDWICH = "evaluation.json", "sandwich.json"  # what the commands of these names found last
+ANNEALING = "annealing.json"  # constants of chains, with what they were tuned for
+LOG_PX = "log_px.png"
 LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS = "learning_curves.png", "samples.png", "reconstructions.png"
 DENSITY, MARGINALS = "density.png", "marginals.png"
 

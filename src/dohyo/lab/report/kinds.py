@@ -8,6 +8,7 @@ from dohyo.lab.folder import (
     CONFIG,
     DENSITY,
     LEARNING_CURVES,
+    LOG_PX,
     MARGINALS,
     RECONSTRUCTIONS,
     RESULT,
@@ -16,6 +17,7 @@ from dohyo.lab.folder import (
     check_values,
     replica_folder,
 )
+from dohyo.lab.report.beside import trust
 from dohyo.lab.report.grids import Cell, Grid, duration, grid, number, with_error
 
 _NUMBER, _TEXT, _WHOLE = float | int | None, str | None, int | None
@@ -147,6 +149,7 @@ class Train(Kind):
         known = r.get("valid_nll") is not None
         best = f"; the best validation NLL is {number(r['valid_nll'])} in epoch {number(r.get('best_epoch'))}" if known else ""
         return {
+            LOG_PX: "Mean log p(x) against evaluations for each datum: IWAE by the encoder's weights and by annealed ones",
             LEARNING_CURVES: f"Training and validation NLL, clipped steps and learning rate against the epoch{best}",
             SAMPLES: "A grid of the means of samples from the trained model",
             RECONSTRUCTIONS: "Test data, each with the model's reconstruction under it",
@@ -253,13 +256,6 @@ class QPBO(Kind):
         if c.get("instance"):
             return _short(c["instance"]) + (f", problem {c['index']}" if c.get("index") else "")
         return c.get("reward") or f"the random quadratic {c.get('instance_seed')}"
-
-
-def trust(found: Values) -> list[tuple[str, str]]:
-    """Whether an error bar can be trusted, as one of the numbers that matter most."""
-    verdict = found.get("verdict")
-    words = {True: "yes", False: "no"}
-    return [("Can its error bar be trusted?", words.get(verdict.get("trusted"), "not known"))] if verdict else []
 
 
 def on_one_axis(rows: list[list[Any]], column: int) -> list[list[Any]]:
