@@ -42,7 +42,7 @@ def found(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[st
 @pytest.fixture
 def heavy(monkeypatch: pytest.MonkeyPatch) -> None:
     """auto sees heavy weights whatever they are."""
-    monkeypatch.setattr(annealing, "FEW", -1.0)
+    monkeypatch.setattr(annealing, "GOOD", -1.0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import dohyo
 from dohyo import IWAE, SUMO, Finite, MultilevelRR
 from dohyo.evaluation import summarise
 from dohyo.lab.cli.screen import verdict_lines
-from dohyo.verdict import FEW, Verdict, judge
+from dohyo.verdict import BEARABLE, Verdict, judge
 
 VALUES = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 GOOD = torch.full((20,), 0.3)
@@ -27,9 +27,9 @@ def test_trusted() -> None:
     assert "lower bound" in bound.reason
 
 
-@pytest.mark.parametrize(("heavy", "trusted"), [(0, True), (1, True), (4, True), (5, False), (20, False)])
+@pytest.mark.parametrize(("heavy", "trusted"), [(0, True), (1, True), (10, True), (11, False), (20, False)])
 def test_heavy_weights_and_what_to_do_about_them(heavy: int, trusted: bool) -> None:
-    assert (heavy / 20 <= FEW) == trusted
+    assert (heavy / 20 <= BEARABLE) == trusted
     found = judge(VALUES, MultilevelRR(2), shapes(heavy))
     assert found.trusted is trusted
     assert bool(found.warnings) == (heavy > 0)

@@ -15,7 +15,7 @@ from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated, most_rows
 from dohyo.files import plain as to_plain
 from dohyo.packing import rows
-from dohyo.verdict import FEW, heavy_share
+from dohyo.verdict import heavy_share
 
 if TYPE_CHECKING:
     from dohyo.annealing.annealed import Annealed
@@ -24,6 +24,7 @@ STEPS = (0, 4, 8, 16, 32)  # 1 and 2 leapfrogs gain nothing
 SCALES = (1.5, 0.5, 0.2, 0.05)  # of the step sizes that learning starts from, beside 1
 TERMS, BATCH, RATE = 8, 8, 0.03
 PILOT, EVALUATIONS = 64, 1000  # data, and evaluations of p(x, z) for each
+FEW = 0.2  # of the data may have heavy weights where the encoder is called good
 SEED = 2_000_003  # added to the user's, so that an evaluation with the same seed has other noise
 
 

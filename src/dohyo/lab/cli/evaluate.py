@@ -44,7 +44,7 @@ class EvaluateConfig:
         cost: The expected evaluations of p(x, z) for each estimate, as near as the estimator can come; null for 50 log-weights of
             the encoder, or for 1,000 evaluations by chains, of which there are at least 8.
         anneal: Leapfrogs of the chains that make the log-weights, 0 for the encoder's own; auto takes chains where k-hat is above
-            0.7 for more than a tenth of the data, and chooses their length.
+            0.7 for three tenths of the data or more, and chooses their length.
         split: Which of the run's data.
         replicates: Estimates for each datum.
         target_stderr: The standard error wanted for the estimator's noise; a pilot then fixes the replicates.
@@ -129,23 +129,14 @@ def _report(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weigh
 
 
 def _show(reports: list[dict[str, Any]], title: str) -> None:
-    columns = [
-        "estimator",
-        "weights",
-        "expected cost",
-        "NLL",
-        "of which noise",
-        "95% interval of log p(x)",
-        "evaluations",
-        "kind",
-    ]
+    columns = ["estimator", "weights", "cost", "NLL", "its noise", "95% interval of log p(x)", "evaluations", "kind"]
     rows = [[report["estimator"], Weights(None, report["steps"]).name, f"{report['expected_cost']:.4g}",
              f"{report['nll']:.3f} ± {number(report['stderr'])}",
              "" if report["noise_stderr"] is None else number(report["noise_stderr"]), interval(report), str(report["cost"]),
              report["kind"]] for report in reports]  # fmt: skip
     show_table(title, columns, rows, words=("estimator", "weights", "kind"))
     for report in reports:
-        show_evaluation(report)
+        show_evaluation(report, f"{report['estimator']}: " if len(reports) > 1 else "")
 
 
 def _keep(found: dict[str, Any], weights: Weights, model: Any, x: Any, options: Namespace) -> None:

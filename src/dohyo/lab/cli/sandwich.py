@@ -32,7 +32,7 @@ def parser() -> Parser:
     made.add_argument("run", type=Path, help="a run's folder")
     made.add_argument("--count", type=int, default=200, help="data to simulate")
     made.add_argument("--chains", type=int, default=16, help="chains in each direction for each of them")
-    made.add_argument("--anneal", type=Anneal, default="auto", help="leapfrogs of a chain, 0 for the encoder's weights, or auto")
+    made.add_argument("--anneal", type=Anneal, default=16, help="leapfrogs of a chain, 0 for the encoder's weights, or auto")
     made.add_argument("--max_rows", type=int | None, default=None, help="the most rows given to the network at a time")
     made.add_argument("--seed", type=int, default=0, help="of data and chains")
     made.add_argument("--device", type=Device, default="auto", help="where to compute; auto prefers a GPU")

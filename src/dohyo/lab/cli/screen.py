@@ -42,13 +42,13 @@ def show_table(
     console().print(table)
 
 
-def show_evaluation(report: dict[str, Any]) -> None:
-    """Print what `Evaluation.to_dict` holds beyond the numbers of the table."""
+def show_evaluation(report: dict[str, Any], of: str = "") -> None:
+    """Print what `Evaluation.to_dict` holds beyond the numbers of the table; `of` comes before each line."""
     if report["robust_interval"] is not None:
         low, high = report["robust_interval"]
-        say(f"median of means of log p(x): {report['robust_mean']:.3f} in [{low:.3f}, {high:.3f}]")
+        say(f"{of}median of means of log p(x): {report['robust_mean']:.3f} in [{low:.3f}, {high:.3f}]")
     for line in verdict_lines(report):
-        say(line)
+        say(of + line)
 
 
 def verdict_lines(result: dict[str, Any]) -> list[str]:

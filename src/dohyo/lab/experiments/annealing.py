@@ -18,11 +18,12 @@ from dohyo.evaluation import checksum, isolated, most_rows
 from dohyo.files import plain
 from dohyo.lab.folder import ANNEALING, LOG_PX, Values, read_json, write_json
 from dohyo.packing import rows
-from dohyo.verdict import FEW, heavy_share
+from dohyo.verdict import heavy_share
 
 Anneal = int | Literal["auto"]
 EXAMINED, WEIGHTS = 64, 500  # data, and weights of each, by which auto decides
 ENCODER_WEIGHTS, CHAINS = 4096, 200  # of each of as many data in the picture; as many chains are enough for their k-hat
+GOOD = 0.3  # the share of heavy ones up to which it keeps them: fewer than a verdict allows, because k-hat is noisy
 SEED = 4_000_037  # added to the user's, so that the evaluation draws other noise than what decides about it
 
 
@@ -96,8 +97,7 @@ def _constants(
             raise DohyoError(f"{path}: is damaged ({error}); {remedy}") from error
         return entry["tuned"]["constants"], ""
     try:
-        # Half as many as a verdict allows: k-hat is noisy, and the evaluation that follows must not find too many.
-        if anneal == "auto" and heavy_share(khat(log_weights(model, x[:EXAMINED], WEIGHTS, seed, max_rows))) <= FEW / 2:
+        if anneal == "auto" and heavy_share(khat(log_weights(model, x[:EXAMINED], WEIGHTS, seed, max_rows))) <= GOOD:
             return None, ""
         annealed = Annealed(model, None if anneal == "auto" else anneal)
         tuned = annealed.tune(x, seed=seed, max_rows=max_rows)

@@ -4,11 +4,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 from torch import Tensor
 
 from dohyo.lab.plots.bank import iwae_curve
-from dohyo.lab.plots.picture import BLUE, RED, tidy, write_picture
+from dohyo.lab.plots.picture import BLUE, RED, span, tidy, write_picture
+
+FROM = 10  # evaluations from which on the axis holds the curves: the first few are far below
 
 
 def plot_approach(encoder: Tensor, chains: Tensor, evaluations: int, steps: int, path: Path) -> None:
@@ -31,18 +35,21 @@ def plot_approach(encoder: Tensor, chains: Tensor, evaluations: int, steps: int,
     axis = figure.subplots()
     axis.axhspan(value - 2 * error, value + 2 * error, color=RED, alpha=0.18, lw=0)
     axis.axhline(value, color=RED, lw=1, ls="--")
-    labels = {"encoder": "IWAE by the encoder's weights", "chains": f"IWAE by chains of {steps} leapfrogs"}
+    short, most = numbers["encoder"]["log_px"][-1] - value, numbers["encoder"]["evaluations"][-1]
+    labels = {
+        "encoder": f"IWAE by the encoder's weights: {short:+.2f} nats at {most:,}",
+        "chains": f"IWAE by chains of {steps} leapfrogs, {evaluations} evaluations each",
+    }
     for name, colour, marker in (("encoder", BLUE, "o"), ("chains", RED, "s")):
         axis.plot(numbers[name]["evaluations"], numbers[name]["log_px"], color=colour, marker=marker, ms=4, label=labels[name])
-    short = numbers["encoder"]["log_px"][-1] - value
-    axis.annotate(f"{short:+.2f} nats", (numbers["encoder"]["evaluations"][-1], numbers["encoder"]["log_px"][-1]), (8, 0),
-                  textcoords="offset points", va="center", color=BLUE)  # fmt: skip
     axis.set(xscale="log", xlabel="evaluations of p(x, z) for each datum (a gradient counts as 3)", ylabel="mean log p(x), nats",
              title=f"log p(x) of {len(encoder)} data: {value:.2f} ± {error:.2g} by annealed weights")  # fmt: skip
-    left, right = axis.get_xlim()
-    axis.set_xlim(left, right * 2.5)  # room for the number at the end of the curve
+    seen = [y for name in curves for x, y in zip(numbers[name]["evaluations"], numbers[name]["log_px"], strict=True) if x >= FROM]
+    if seen:
+        axis.set_ylim(span(np.array([*seen, value - 2 * error, value + 2 * error]), 0.05))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     tidy(axis)
-    axis.legend(frameon=False, loc="lower right")
+    figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)
     write_picture(figure, numbers, path)
 
 
