@@ -22,7 +22,7 @@ from dohyo.models import VAE
 
 from benchmarks.weights import environment, load_images, save, train_vae
 
-STEPS = (0, 4, 16, 32, None)  # None: chosen by the pilot
+STEPS = (0, 4, 16, None)  # None: chosen by the pilot
 EVALUATIONS, REPEATS = 1_000, 16  # of p(x, z) for one estimate of a datum; estimates of each
 KHAT_WEIGHTS = 200
 TRUE_REPEATS = 4  # of MultilevelRR on the way to the truth
@@ -35,8 +35,8 @@ def main() -> None:
         "--parameters", type=Path, nargs="*", default=[], help="state dicts of VAEs, or checkpoints that hold one"
     )
     parser.add_argument("--images", type=int, default=200, help="of each kind")
-    parser.add_argument("--truth", type=int, default=400_000, help="evaluations for each datum by each of the ways to the truth")
-    parser.add_argument("--long", type=int, nargs=2, default=(128, 64), help="leapfrogs of the chains on these two ways")
+    parser.add_argument("--truth", type=int, default=1_000_000, help="evaluations for each datum by each way to the truth")
+    parser.add_argument("--long", type=int, nargs=2, default=(64, 48), help="leapfrogs of the chains on these two ways")
     parser.add_argument("--digits", action="store_true", help="VAEs on the bundled digits instead")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to compute")
     parser.add_argument("--seed", type=int, default=0, help="of the images that are taken and of all noise")

@@ -30,7 +30,7 @@ ROOMS = {
     "verdict": "estimators",
     "evaluation": "contract diagnostics estimators marginal packing verdict",
     "fisher": "contract estimators marginal",
-    "kl": "diagnostics evaluation packing",
+    "kl": "annealing diagnostics evaluation packing",
     "objectives": "contract estimators packing",
     "models": "contract",
     "annealing": "contract diagnostics estimators evaluation marginal models packing verdict",
