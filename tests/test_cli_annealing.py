@@ -62,7 +62,7 @@ def test_auto_keeps_good_weights(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert auto["steps"] == 0
     assert auto["verdict"]["trusted"] is True
     assert not (run / "annealing.json").exists()
-    assert not (run / "log_px.png").exists()
+    assert not (run / "log_likelihood.png").exists()
     assert json.loads((run / "evaluation.json").read_text())["mean"] == auto["mean"]
 
 
@@ -75,16 +75,16 @@ def test_annealed_numbers_agree_with_the_encoders(run: Path, capsys: pytest.Capt
     assert chains["expected_cost"] == pytest.approx(400, rel=0.1)
     assert chains["cost"] > 300 * 2 * 300
     assert abs(chains["mean"] - encoder["mean"]) < 4 * chains["noise_stderr"] + 0.02
-    picture = json.loads((run / "log_px.json").read_text())
+    picture = json.loads((run / "log_likelihood.json").read_text())
     assert picture["steps"] == 4
     assert picture["encoder"]["evaluations"][-1] == 100
     assert picture["chains"]["evaluations"][-1] == 13 * 30
     assert picture["encoder"]["log_px"][0] < picture["encoder"]["log_px"][-1]
-    assert (run / "log_px.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "log_likelihood.png").read_bytes().startswith(b"\x89PNG")
     entry = read(run)
-    assert "Log px" in [figure.title for figure in entry.figures]
-    assert ("Can its error bar be trusted?", "yes") in entry.headline
-    assert any("chains of 4 leapfrogs" in name for name, _ in entry.headline)
+    assert "Log likelihood" in [figure.title for figure in entry.figures]
+    (shown,) = [value for name, value in entry.headline if "chains of 4 leapfrogs" in name]
+    assert shown.endswith(", trusted")
 
 
 @pytest.mark.usefixtures("short", "heavy")

@@ -16,7 +16,7 @@ from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
 from dohyo.evaluation import checksum, isolated, most_rows
 from dohyo.files import plain
-from dohyo.lab.folder import ANNEALING, LOG_PX, Values, read_json, write_json
+from dohyo.lab.folder import ANNEALING, LOG_LIKELIHOOD, Values, read_json, write_json
 from dohyo.packing import rows
 from dohyo.verdict import heavy_share
 
@@ -116,8 +116,8 @@ def plot_weights(folder: Path, model: Any, weights: Weights, x: Tensor, seed: in
 
     encoder = log_weights(model, x[:EXAMINED], ENCODER_WEIGHTS, seed, max_rows)
     chains = log_weights(weights.model, x[:EXAMINED], CHAINS, seed, max_rows)
-    plot_approach(encoder, chains, weights.each, weights.steps, folder / LOG_PX)
-    return folder / LOG_PX
+    plot_approach(encoder, chains, weights.each, weights.steps, folder / LOG_LIKELIHOOD)
+    return folder / LOG_LIKELIHOOD
 
 
 def log_weights(model: Any, x: Tensor, n: int, seed: int, max_rows: int | None) -> Tensor:

@@ -11,7 +11,7 @@ _NUMBER = float | int | None
 _EVALUATION = {"estimator": str, "steps": int, "best_epoch": _NUMBER, "mean": _NUMBER, "stderr": _NUMBER, "split": str,
                "verdict": dict, "warnings": list}  # fmt: skip
 _SANDWICH = {"lower": _NUMBER, "upper": _NUMBER, "gap": _NUMBER, "gap_stderr": _NUMBER, "crosses": bool, "verdict": str}
-_TRUSTED = {True: "yes", False: "no"}
+_TRUSTED = {True: "trusted", False: "not to be trusted"}
 
 
 @dataclass
@@ -31,7 +31,7 @@ def read_beside(folder: Path, result: Values) -> Beside:
         if values.get("best_epoch") == result.get("best_epoch"):
             by = f"chains of {values['steps']} leapfrogs" if values["steps"] else "the encoder's weights"
             name = f"log p(x) of {values['split']} data by {values['estimator']}, {by}, nats"
-            found.headline += [(name, with_error(values.get("mean"), values.get("stderr"))), *trust(values)]
+            found.headline.append((name, judged(with_error(values.get("mean"), values.get("stderr")), values)))
             found.notices += [f"dohyo evaluate: {line}" for line in notices(values)]
     path = folder / SANDWICH
     if path.is_file():
@@ -42,10 +42,13 @@ def read_beside(folder: Path, result: Values) -> Beside:
     return found
 
 
-def trust(found: Values) -> list[tuple[str, str]]:
-    """Whether an error bar can be trusted, as one of the numbers that matter most."""
+def judged(text: str, found: Values) -> str:
+    """A number with its error bar, and whether that can be trusted."""
     verdict = found.get("verdict")
-    return [("Can its error bar be trusted?", _TRUSTED.get(verdict.get("trusted"), "not known"))] if verdict else []
+    if not verdict:
+        return text
+    words = next((words for value, words in _TRUSTED.items() if verdict.get("trusted") is value), "not judged")
+    return f"{text}, {words}"
 
 
 def notices(found: Values) -> list[str]:
