@@ -44,7 +44,7 @@ ROOMS = {
     "lab.rewards": "",
     "lab.bank": "diagnostics estimators evaluation lab.data packing",
     "lab.training": "annealing contract estimators evaluation lab.folder objectives",
-    "lab.fast": "contract lab.training objectives packing",
+    "lab.fast": "annealing contract lab.training objectives packing",
     "lab.experiments": "annealing estimators evaluation kl lab.data lab.fast lab.folder lab.parsing lab.rewards lab.targets "
     "lab.training models objectives",
     "lab.plots": "bounds estimators evaluation kl lab.bank lab.folder",

@@ -51,7 +51,7 @@ class Constants:
 
     def of_size(self, size: int) -> Self:
         """The same with a value for each of `size` dimensions."""
-        return replace(self, step=self.step.repeat(1, size // self.step.shape[-1]), widening=self.widening.expand(size))
+        return replace(self, step=self.step.repeat(1, size // self.step.shape[-1]), widening=self.widening.expand(size).clone())
 
     def frozen(self) -> Self:
         """The same, detached, on the CPU."""

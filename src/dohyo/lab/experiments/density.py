@@ -21,7 +21,7 @@ from dohyo.lab.data import Dataset, load
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
-from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, read_records, replica_folder, write_result
+from dohyo.lab.folder import CHECKPOINT, LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, read_records, replica_folder, write_result
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import RESUMABLE
 from dohyo.lab.training.loop import Diverged, check
@@ -46,6 +46,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         data_kind: How to read a file's numbers.
         data_seed: Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.
         model: vae, vae2 (two stochastic layers), or your own nn.Module as package.module:Class.
+        init_from: The folder of a run whose best parameters this one begins with; of replicas, each with its own.
         anneal: The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own;
             `cost` counts chains. 0 for samples of the encoder.
         estimator: What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; by default sumo, and
@@ -70,6 +71,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     data_seed: int | None = None
     model: str = "vae"
     latent: int = 50
+    init_from: Path | None = None
     anneal: int = 0
     estimator: str | None = None  # type: ignore[assignment]  # a name once it is made
     cost: float | None = None  # type: ignore[assignment]
@@ -92,6 +94,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         self.cost = self.cost if self.cost is not None else 2.0 if self.anneal else 15.0
         if self.data_dir is not None:
             self.data_dir = self.data_dir.resolve()
+        if self.init_from is not None:
+            self.init_from = self.init_from.resolve()
         if Path(self.data).suffix:  # a file: found again from another folder
             self.data = str(Path(self.data).resolve())
         objective = self.objective()
@@ -148,6 +152,8 @@ class DensityRun(Run[DensityConfig]):
 
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
         model, objective = self.config.build_model(self.data), self.config.objective()
+        if self.config.init_from is not None and not (self.folder / CHECKPOINT).exists():
+            begin_with(unannealed(model), self.config.init_from)
         check(model, objective, self.data.train_batch(torch.arange(min(2, len(self.data.train)))))
         return model, self.task, objective
 
@@ -159,7 +165,10 @@ class DensityRun(Run[DensityConfig]):
             return []
         k_seed, data_seed = (seed if own is None else own for own in (config.k_seed, config.data_seed))
         common = dataclasses.replace(config, k_seed=k_seed, data_seed=data_seed, replicas=1)
-        configs = [dataclasses.replace(common, seed=seed + i) for i in range(config.replicas)]
+        folders = [config.init_from] * config.replicas
+        if config.init_from is not None and replica_folder(config.init_from, 0).exists():
+            folders = [replica_folder(config.init_from, i) for i in range(config.replicas)]
+        configs = [dataclasses.replace(common, seed=seed + i, init_from=folder) for i, folder in enumerate(folders)]
         return [DensityRun(replica_folder(self.folder, i), config, self) for i, config in enumerate(configs)]
 
     @property
@@ -292,6 +301,18 @@ class DensityRun(Run[DensityConfig]):
             if hasattr(model, "reconstruct"):
                 x = self.data.test[:16]
                 plot_reconstructions(x, model.reconstruct(x), self.data.shape, self.folder / RECONSTRUCTIONS)
+
+
+def begin_with(model: nn.Module, folder: Path) -> None:
+    """Give a model the best parameters of another run."""
+    best = load_checkpoint(folder)["best"]
+    if "bridge" in best:  # of a run through chains: its model is inside
+        best = {name.removeprefix("model."): value for name, value in best.items() if name.startswith("model.")}
+    try:
+        model.load_state_dict(best)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise DohyoError(f"{folder}: its parameters do not fit this model ({reason}); train the same model as there") from error
 
 
 def unannealed(model: nn.Module) -> nn.Module:

@@ -1,6 +1,5 @@
 """What the loop trains on: data, or samples from the model itself."""
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -167,7 +166,7 @@ def tune_chains(model: Annealed, pilot: Tensor, seed: int, first: bool) -> None:
     """Tune chains again after the model has changed; `first`: from the beginning."""
     if first:
         model.constants = Constants.plain(model.steps or 0)
-    model.tune(pilot, iterations=40 if first else 15, seed=seed)
+    model.tune(pilot, iterations=40 if first else 10, seed=seed)
     model.constants = size_of(model, pilot)
 
 
@@ -179,7 +178,7 @@ def size_of(model: Annealed, x: Tensor) -> Constants:
 
 def _due(epoch: int) -> bool:
     """Whether chains are tuned before this epoch: the more slowly the model changes, the more rarely."""
-    return epoch < 10 or int(math.log(epoch) / math.log(1.25)) > int(math.log(epoch - 1) / math.log(1.25))
+    return epoch & (epoch - 1) == 0  # 0 and the powers of two
 
 
 def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> float:
