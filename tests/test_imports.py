@@ -43,10 +43,10 @@ ROOMS = {
     "lab.targets": "",
     "lab.rewards": "",
     "lab.bank": "diagnostics estimators evaluation lab.data packing",
-    "lab.training": "contract estimators evaluation lab.folder objectives",
-    "lab.fast": "contract lab.training objectives packing",
-    "lab.experiments": "estimators evaluation kl lab.data lab.fast lab.folder lab.parsing lab.rewards lab.targets lab.training "
-    "models objectives",
+    "lab.training": "annealing contract estimators evaluation lab.folder objectives",
+    "lab.fast": "annealing contract lab.training objectives packing",
+    "lab.experiments": "annealing estimators evaluation kl lab.data lab.fast lab.folder lab.parsing lab.rewards lab.targets "
+    "lab.training models objectives",
     "lab.plots": "bounds estimators evaluation kl lab.bank lab.folder",
     "lab.studies": "bounds contract estimators evaluation lab.experiments lab.folder lab.plots lab.targets lab.training laws "
     "marginal models objectives packing",
