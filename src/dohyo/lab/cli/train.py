@@ -5,7 +5,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.lab.cli.runs import run_command, run_parser
-from dohyo.lab.cli.screen import count, number
+from dohyo.lab.cli.screen import count, number, verdict_lines
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.parsing import Parser
 
@@ -46,4 +46,4 @@ def _summary(result: dict[str, Any]) -> list[str]:
     if replicas:
         each = ", ".join(number(replica["test_nll"]) for replica in replicas)
         lines.append(f"each: {each}; their standard deviation is {number(result['test_nll_spread'])}")
-    return lines + [f"warning: {line}" for line in result["warnings"]]
+    return lines + verdict_lines(result)

@@ -251,6 +251,9 @@ class DensityRun(Run[DensityConfig]):
         spread = statistics.stdev(nlls) if None not in nlls else None
         stderr = None if spread is None else spread / math.sqrt(len(nlls))
         own = {"seed": self.config.seed, "warnings": sorted({line for result in results for line in result["warnings"]})}
+        verdicts = [result["verdict"] for result in results if result.get("verdict")]
+        if verdicts:
+            own["verdict"] = min(verdicts, key=lambda verdict: {False: 0, None: 1, True: 2}[verdict["trusted"]])  # the worst
         return mean | own | {"test_nll_spread": spread, "test_nll_mean_stderr": stderr, "replicas": results}
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
@@ -286,6 +289,7 @@ class DensityRun(Run[DensityConfig]):
             "data": config.data,
             "model": config.model,
             "best_epoch": numbers["best_epoch"],
+            "verdict": test.verdict.to_dict(),
             "warnings": [*(_not_captured(records[-1]) if records else []), *test.warnings],
         }
 
@@ -345,7 +349,8 @@ def evaluate_over_processes(
     for rank, part in enumerate(parts):
         values[rank :: fabric.world_size, 0] = part.per_datum
     noise = [part.noise_stderr * len(part.per_datum) for part in parts if part.noise_stderr is not None]
-    whole = summarise(values, estimator, sum(part.cost for part in parts), torch.cat([part.khat for part in parts]))
+    khat, annealed = torch.cat([part.khat for part in parts]), getattr(model, "evaluations_per_weight", 1) > 1
+    whole = summarise(values, estimator, sum(part.cost for part in parts), khat, annealed=annealed)
     together = math.hypot(*noise) / len(data) if len(noise) == len(parts) else None
     return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
 
