@@ -7,7 +7,6 @@ import numpy as np
 
 from dohyo.errors import DohyoError, whole
 from dohyo.lab.data.dataset import SPLITS, Dataset, Kind, check_array, from_arrays, random_state
-from dohyo.lab.data.mirrors import Progress
 from dohyo.lab.data.public import SETS
 from dohyo.lab.data.readers import Arrays, read_numpy
 from dohyo.names import named, nearest
@@ -16,14 +15,7 @@ NAMES = tuple(SETS)
 _FEWEST = 10  # data, a tenth of which is one
 
 
-def load(
-    name: str,
-    data_dir: Path | None = None,
-    kind: Kind | Literal["auto"] = "auto",
-    seed: int = 0,
-    *,
-    progress: Progress | None = None,
-) -> Dataset:
+def load(name: str, data_dir: Path | None = None, kind: Kind | Literal["auto"] = "auto", seed: int = 0) -> Dataset:
     """A data set by its name, or from a .npy or .npz file.
 
     Args:
@@ -31,7 +23,6 @@ def load(
         data_dir: The folder of the named sets; by default DOHYO_DATA, or a cache that is filled from the network.
         kind: binary, grey or real; auto depends on the values.
         seed: For splitting a single array, and for the binarisation of validation and test data.
-        progress: Called during a download with the bytes done and the total, or None if the mirror does not give it.
 
     Example:
         >>> load("digits", kind="real").kind
@@ -49,7 +40,7 @@ def load(
         raise DohyoError(f"unknown data set {name!r}: {nearest(name, SETS)}, or a .npy or .npz file")
     if name not in SETS and not path.is_file():
         raise DohyoError(f"{path}: there is no such file")
-    arrays = SETS[name](data_dir, progress) if name in SETS else None
+    arrays = SETS[name](data_dir) if name in SETS else None
     try:
         return from_arrays(path.name, _split(read_numpy(path, _splits), seed) if arrays is None else arrays, kind, seed)
     except DohyoError as error:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
 from dohyo.lab.folder import CHECKPOINT, LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, read_records, replica_folder, write_result
 from dohyo.lab.training import LoopConfig
-from dohyo.lab.training.config import RESUMABLE
+from dohyo.lab.training.config import option
 from dohyo.lab.training.loop import Diverged, check
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import load_checkpoint
@@ -38,52 +38,54 @@ Clip = float | Literal["auto"] | None
 
 @dataclass
 class DensityConfig(EstimatorConfig, LoopConfig):
-    """A run of density modelling.
+    """A run of density modelling."""
 
-    Attributes:
-        data: digits, mnist, mnist-static, omniglot, or a .npy or .npz file.
-        data_dir: The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.
-        data_kind: How to read a file's numbers.
-        data_seed: Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.
-        model: vae, vae2 (two stochastic layers), or your own nn.Module as package.module:Class.
-        init_from: The folder of a run whose best parameters this one begins with; of replicas, each with its own.
-        anneal: The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own;
-            `cost` counts chains. 0 for samples of the encoder.
-        estimator: What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; by default sumo, and
-            iwae over chains.
-        cost: The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 2
-            chains.
-        max_terms: The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit.
-        encoder: What phi follows; by default same for bounds, and dreg for unbiased estimators and chains.
-        k_draw: One K for a batch, or one for each datum.
-        baseline: For encoder variance.
-        clip_datum: The largest sum of one datum's coefficients; null for no such clipping.
-        clip_decoder: The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators.
-        clip_encoder: The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.
-        test_terms: The test NLL is by IWAE with this many terms.
-        replicas: How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean
-            and spread. Each has its own data order and noise; K is common to all.
-    """
-
-    data: str = "digits"
-    data_dir: Path | None = field(default=None, metadata=RESUMABLE)
-    data_kind: DataKind = "auto"
-    data_seed: int | None = None
-    model: str = "vae"
+    data: str = option("digits", "digits, mnist, mnist-static, omniglot, or a .npy or .npz file.")
+    data_dir: Path | None = option(
+        None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
+    )
+    data_kind: DataKind = option("auto", "How to read a file's numbers.")
+    data_seed: int | None = option(
+        None, "Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it."
+    )
+    model: str = option("vae", "vae, vae2 (two stochastic layers), or your own nn.Module as package.module:Class.")
     latent: int = 50
-    init_from: Path | None = None
-    anneal: int = 0
-    estimator: str | None = None  # type: ignore[assignment]  # a name once it is made
-    cost: float | None = None  # type: ignore[assignment]
-    max_terms: int | None = None
-    encoder: Encoder | None = None
-    k_draw: KDraw = "batch"
-    baseline: Baseline = "zero"
-    clip_datum: float | None = None
-    clip_decoder: Clip = "auto"  # type: ignore[assignment]  # a number or None once it is made
-    clip_encoder: Clip = "auto"  # type: ignore[assignment]
-    test_terms: int = field(default=5000, metadata=RESUMABLE)
-    replicas: int = 1
+    init_from: Path | None = option(
+        None, "The folder of a run whose best parameters this one begins with; of replicas, each with its own."
+    )
+    anneal: int = option(
+        0,
+        "The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own; `cost` "
+        "counts chains. 0 for samples of the encoder.",
+    )
+    estimator: str | None = option(  # type: ignore[assignment]  # a name once it is made
+        None,
+        "What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; by default sumo, and iwae "
+        "over chains.",
+    )
+    cost: float | None = option(  # type: ignore[assignment]
+        None,
+        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 2 chains.",
+    )
+    max_terms: int | None = option(
+        None, "The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit."
+    )
+    encoder: Encoder | None = option(
+        None, "What phi follows; by default same for bounds, and dreg for unbiased estimators and chains."
+    )
+    k_draw: KDraw = option("batch", "One K for a batch, or one for each datum.")
+    baseline: Baseline = option("zero", "For encoder variance.")
+    clip_datum: float | None = option(None, "The largest sum of one datum's coefficients; null for no such clipping.")
+    clip_decoder: Clip = option(
+        "auto", "The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators."
+    )  # type: ignore[assignment]  # a number or None once it is made
+    clip_encoder: Clip = option("auto", "The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.")  # type: ignore[assignment]
+    test_terms: int = option(5000, "The test NLL is by IWAE with this many terms.", resume=True)
+    replicas: int = option(
+        1,
+        "How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean and "
+        "spread. Each has its own data order and noise; K is common to all.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,7 +28,7 @@ from dohyo.lab.folder import (
     write_json,
 )
 from dohyo.lab.plots.picture import write_picture
-from dohyo.lab.training.config import Device
+from dohyo.lab.training.config import Device, Options, option
 from dohyo.names import check_choices, named
 
 _PLOT_EVERY = 60.0  # seconds, while cells are being done
@@ -40,16 +40,11 @@ OnProgress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True)
-class StudyConfig:
-    """The options of every study.
+class StudyConfig(Options):
+    """The options of every study."""
 
-    Attributes:
-        seed: Of everything.
-        device: Where to compute; auto prefers a GPU.
-    """
-
-    seed: int = 0
-    device: Device = "auto"
+    seed: int = option(0, "Of everything.")
+    device: Device = option("auto", "Where to compute; auto prefers a GPU.")
 
     def __post_init__(self) -> None:
         check_choices(self)
