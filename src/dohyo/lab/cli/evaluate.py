@@ -10,9 +10,9 @@ from jsonargparse import Namespace
 from rich.progress import Progress
 
 import dohyo
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed
 from dohyo.evaluation import check_target
-from dohyo.files import replacing
+from dohyo.files import output_file, replacing
 from dohyo.lab.cli.screen import console, estimator_from, interval, number, show_evaluation, show_table
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
 from dohyo.lab.parsing import Parser
@@ -24,6 +24,9 @@ _EXAMPLES = """examples:
   dohyo evaluate runs/a --estimator multilevel-rr --cost 50 --json
   dohyo evaluate runs/a --estimator symmetric-sumo --cost 20 --target-stderr 0.05 --reference --out values.npz
 """
+
+
+_MOST_WEIGHTS = 1e14  # a month at forty million a second
 
 
 @dataclass
@@ -64,16 +67,23 @@ def parser() -> Parser:
 
 
 def run(options: Namespace) -> int:
+    check_seed("--seed", options.seed)
     trained = DensityRun.open(options.run)
     estimators = [estimator_from(options.estimator, options.cost), *([dohyo.IWAE(5000)] if options.reference else [])]
     if options.target_stderr is not None:
         check_target(options.target_stderr, estimators[0])
     if options.out is not None and options.out.suffix != ".npz":
         raise DohyoError(f"--out is {options.out}; the values of each datum go to a .npz file")
+    if options.out is not None:
+        output_file(options.out)
     model, data = trained.trained(), trained.data
     x = {"test": data.test, "valid": data.valid, "train": data.train}[options.split]
     if options.split == "train" and data.kind == "grey":
         raise DohyoError("every batch of the training data is binarised at random; evaluate the splits test or valid")
+    for estimator in estimators:
+        total = estimator.expected_cost * len(x) * max(1, options.replicates)
+        if total > _MOST_WEIGHTS:
+            raise DohyoError(f"{len(x)} data at this cost would take {total:.2g} log-weights, which takes years; lower --cost")
     fabric = launch(options.device)
     reports = []
     for estimator in estimators:

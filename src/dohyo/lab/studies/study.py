@@ -3,19 +3,24 @@
 import dataclasses
 import json
 import math
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from matplotlib.figure import Figure
 
-from dohyo.errors import DohyoError
-from dohyo.files import plain
+from dohyo.errors import DohyoError, check_seed
+from dohyo.files import plain, remove_leftovers, replacing_folder
+from dohyo.lab.experiments.run import Run
 from dohyo.lab.folder import (
     CELLS,
+    LOCK,
     SCHEMA_VERSION,
     STUDY,
     WORK,
@@ -23,15 +28,21 @@ from dohyo.lab.folder import (
     Picture,
     Table,
     as_values,
+    check_values,
     read_json,
     versions,
     write_json,
 )
 from dohyo.lab.plots.picture import write_picture
 from dohyo.lab.training.config import Device
+from dohyo.lab.training.locks import Busy, locked
 from dohyo.names import check_choices, named
 
 _PLOT_EVERY = 60.0  # seconds, while cells are being done
+_LOOK_EVERY = 0.5  # seconds, while other processes do the cells that are left
+_KINDS = {"cells": dict, "pictures": list}  # of study.json, as far as it is read here
+_CELL_KINDS = {"options": dict, "result": dict, "seconds": float | int}
+_NAME = re.compile(r"\w[\w.+=-]*", re.ASCII)  # of a cell: a file name without a path
 
 Cell = dict[str, Any]
 Row = list[str | float | None]  # of a table
@@ -53,6 +64,7 @@ class StudyConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_seed("seed", self.seed)
 
     def _at_least(self, **least: int) -> None:
         """A DohyoError that names the first number that is too small."""
@@ -99,6 +111,10 @@ class Study(ABC, Generic[C]):
     def cells(self) -> dict[str, Cell]:
         """The options of each cell by its name, in order: all that its result depends on. Names become file names."""
 
+    def run_of(self, name: str, options: Cell, folder: Path) -> Run[Any] | None:
+        """The run that a cell trains in its folder, if it trains one: its config is checked before any cell is begun."""
+        return None
+
     @abstractmethod
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         """Do one cell, and return its result as JSON can hold it.
@@ -125,7 +141,8 @@ def reproduce(
 ) -> dict[str, Any]:
     """Do the cells that are not done yet, and write study.json after each; returns what it holds.
 
-    If it is killed, at most the cell in progress is lost, and that one continues from what it keeps in its own folder.
+    If it is killed, at most the cell in progress is lost, and that one continues from what it keeps in its own folder. Several
+    processes may share a study, also on several machines: each cell is done by one of them, and all wait for the last.
 
     Args:
         on_progress: Called with the name of a cell, how many cells are done, and how many there are to do.
@@ -133,26 +150,57 @@ def reproduce(
     """
     cells = {name: json.loads(json.dumps(plain(options))) for name, options in study.cells().items()}
     wanted = list(cells) if only is None else list(only)
-    done = _done(study, folder, cells)
-    report = {} if (folder / STUDY).exists() else _write_report(study, folder, cells, plot=False)  # says what the folder is
-    plotted = -math.inf
-    for number, name in enumerate(wanted):
+    done = _done(study, folder, cells)  # an error of the folder, or of a cell's config, is raised before anything is written
+    for name in wanted:
+        study.run_of(name, cells[name], folder / WORK / name)
+    with _reporting(folder):
+        _restore_cells(study, folder)
+        new = not (folder / STUDY).exists()
+        report = _write_report(study, folder, cells, plot=False) if new else {}  # says what the folder is
+    plotted, busy, todo = -math.inf, 0, deque(wanted)
+    while todo:
+        name = todo.popleft()
 
-        def advance(share: float, number: int = number, name: str = name) -> None:
+        def advance(share: float, number: int = len(wanted) - len(todo) - 1, name: str = name) -> None:
             on_progress(name, number + share, len(wanted))
 
-        if name not in done:
-            begun = time.monotonic()
-            result = study.run_cell(name, cells[name], folder / WORK / name, advance)
-            cell = {"options": cells[name], "result": result, "seconds": time.monotonic() - begun}
-            write_json(folder / CELLS / f"{name}.json", cell)
+        if name not in done and not _do_cell(study, name, cells[name], folder, advance):
+            todo.append(name)  # another process is doing it
+            busy += 1
+            time.sleep(_LOOK_EVERY if busy >= len(todo) else 0)
+            advance(0.0)
+            continue
+        busy = 0
         advance(1.0)
-        last = number + 1 == len(wanted)
-        if last or name not in done:
-            plot = last or time.monotonic() - plotted > _PLOT_EVERY
-            report = _write_report(study, folder, cells, plot)
+        if not todo or name not in done:
+            plot = not todo or time.monotonic() - plotted > _PLOT_EVERY
+            with _reporting(folder):
+                report = _write_report(study, folder, cells, plot)
             plotted = time.monotonic() if plot else plotted
     return report
+
+
+def _do_cell(study: Study[Any], name: str, options: Cell, folder: Path, advance: Advance) -> bool:
+    """Do a cell unless another process has done it; False if one is doing it."""
+    path = folder / CELLS / f"{name}.json"
+    try:
+        with locked(path.with_name(f".{name}.lock")):
+            remove_leftovers(path.parent, path.name)
+            if not path.exists():
+                begun = time.monotonic()
+                result = study.run_cell(name, options, folder / WORK / name, advance)
+                write_json(path, {"options": options, "result": result, "seconds": time.monotonic() - begun})
+    except Busy:
+        return False
+    return True
+
+
+@contextmanager
+def _reporting(folder: Path) -> Iterator[None]:
+    """Be the only process that writes study.json and the pictures, and remove what killed ones have left there."""
+    with locked(folder / LOCK, wait=True):
+        remove_leftovers(folder)
+        yield
 
 
 def picked(study: Study[Any], wanted: Mapping[str, Iterable[str]]) -> list[str]:
@@ -185,32 +233,49 @@ def _text(value: Any) -> str:
         return str(value)
 
 
-def _read(path: Path) -> Cell:
-    return read_json(path, "remove it, and the same command writes it again")
+def _read(path: Path, kinds: Mapping[str, Any]) -> Cell:
+    remedy = "remove it, and the same command writes it again"
+    return check_values(read_json(path, remedy), kinds, path, remedy)
+
+
+def _read_study(study: Study[Any], folder: Path) -> dict[str, Any]:
+    """What study.json holds; a DohyoError if it is another study's, or if the name of a cell could lead out of the folder."""
+    path = folder / STUDY
+    report = _read(path, {"study": str})
+    if report["study"] != study.name:
+        raise DohyoError(f"{folder} holds the study {report['study']!r:.40}, not {study.name!r}; choose another --out")
+    report = _read(path, _KINDS)
+    for name, cell in report["cells"].items():
+        if not _NAME.fullmatch(name) or not isinstance(cell, dict):
+            raise DohyoError(f"{path}: {name!r:.60} is not a cell of a study; this file was not written by dohyo: do not use it")
+        check_values(cell, _CELL_KINDS, path, "remove the file")
+    return report
+
+
+def _restore_cells(study: Study[Any], folder: Path) -> None:
+    """The cells of a study that was kept without them: study.json holds them too."""
+    if (folder / STUDY).exists() and not (folder / CELLS).exists():
+        with replacing_folder(folder / CELLS) as temporary:
+            for name, cell in _read_study(study, folder)["cells"].items():
+                write_json(temporary / f"{name}.json", cell)
 
 
 def _done(study: Study[Any], folder: Path, cells: dict[str, Cell]) -> dict[str, Cell]:
     """The cells that the folder holds; a DohyoError if they are of another study, or were made with other options."""
+    kept: dict[str, Cell] = {}
     if (folder / STUDY).exists():
-        report = _read(folder / STUDY)
-        other = report.get("study")
-        if other != study.name:
-            raise DohyoError(f"{folder} holds the study {other!r}, not {study.name!r}; choose another --out")
-        if not (folder / CELLS).exists():  # a study that was kept without its cells, which study.json holds too
-            for name, cell in report["cells"].items():
-                write_json(folder / CELLS / f"{name}.json", cell)
-    done = {}
-    for name, options in cells.items():
-        path = folder / CELLS / f"{name}.json"
-        if not path.exists():
-            continue
-        done[name] = _read(path)
-        before = done[name].get("options", {})
+        report = _read_study(study, folder)
+        kept = report["cells"] if not (folder / CELLS).exists() else {}
+    paths = {name: folder / CELLS / f"{name}.json" for name in cells}
+    done = {name: kept[name] if name in kept else _read(path, _CELL_KINDS) for name, path in paths.items()
+            if name in kept or path.exists()}  # fmt: skip
+    for name, cell in done.items():
+        before, options = cell["options"], cells[name]
         for key in {**before, **options}:
             if before.get(key) != options.get(key):
                 raise DohyoError(
-                    f"{path}: was made with {key} {before.get(key)!r}, and {options.get(key)!r} is wanted now; choose another "
-                    "--out, give the options that it was made with, or remove that file to do the cell again"
+                    f"{paths[name]}: was made with {key} {before.get(key)!r}, and {options.get(key)!r} is wanted now; choose "
+                    "another --out, give the options that it was made with, or remove that file to do the cell again"
                 )
     return done
 
@@ -220,7 +285,7 @@ def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], plot:
     done = _done(study, folder, cells)
     results = {name: cell["result"] for name, cell in done.items()}
     conclusions, tables = study.summarise(results) if results else ([], [])
-    pictures = _read(folder / STUDY)["pictures"] if (folder / STUDY).exists() else []
+    pictures = _read_study(study, folder)["pictures"] if (folder / STUDY).exists() else []
     if plot:
         pictures = [dataclasses.asdict(picture) for picture in study.plot(results, folder)]
     report: dict[str, Any] = plain({
