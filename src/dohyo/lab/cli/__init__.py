@@ -63,6 +63,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     given = parser.parse_args(arguments, defaults=False)[config.command]
     options.explicit = dict(given.items())  # without the defaults
     status: int = _module(config.command).run(options)
+    sys.stdout.flush()  # here, where a full disk or a closed pipe is reported
     return status
 
 

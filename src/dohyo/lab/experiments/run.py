@@ -188,11 +188,17 @@ class Run(ABC, Generic[C]):
             return self._train(fabric, on_epoch, on_test)
 
     def _train(self, fabric: Fabric, on_epoch: OnEpoch, on_test: OnTest) -> dict[str, Any]:
-        if fabric.is_global_zero:
-            self.write_config()  # its length may have changed
         model, task, objective = self.parts
+        resumed = (self.folder / CHECKPOINT).exists()  # then the config is written, with its new length, once that has been read
+        if fabric.is_global_zero and not resumed:
+            self.write_config()
         for record in train(model, task, objective, self.config, self.folder, fabric):
+            if fabric.is_global_zero and resumed:
+                self.write_config()
+                resumed = False
             on_epoch(record)
+        if fabric.is_global_zero and resumed:
+            self.write_config()
         found = self.finish(fabric, on_test)
         numbers = load_checkpoint(self.folder)["numbers"]
         result: dict[str, Any] = plain({
