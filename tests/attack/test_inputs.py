@@ -1,22 +1,10 @@
 """Every input of the table is refused as it should be: in this process, and, which takes longer, in processes of their own."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 from arena import Answer, Input, answer_here, answer_of_process, check_refused, contents
 from table import INPUTS, REAL
-
-from dohyo.lab.cli import main
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    line = "train --estimator iwae --cost 2 --hidden 4 --latent 2 --epochs 1 --valid-terms 2 --test-terms 2 --batch-size 400"
-    assert main([*line.split(), "--device", "cpu", "--out", str(folder), "--json"]) == 0
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-    return folder
 
 
 @pytest.mark.parametrize("case", INPUTS, ids=lambda case: case.name)

@@ -90,7 +90,7 @@ class Model:
         return torch.randn(len(rows))
 torch.set_num_threads(1)
 dohyo.evaluate(Model(), torch.zeros(2, 1), dohyo.IWAE(1000), khat_data=0)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 1024
 estimator = eval(sys.argv[1], {"dohyo": dohyo})
 found = dohyo.evaluate(Model(), torch.zeros(1, 1), estimator, max_rows=200_000, khat_data=0)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, found.cost, found.mean)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dohyo.bounds import FLOOR, log_add, prefix_log_sum
+from dohyo.bounds import FLOOR, log_add
 
 
 class Fold(ABC):
@@ -122,7 +122,7 @@ class PrefixFold(Fold):
 
     def _add(self, log_w: Tensor, empty: Tensor) -> None:
         # The prefix so far stands before the piece as one weight; the first piece begins with nothing before it.
-        sums = prefix_log_sum(torch.cat([self.total.to(log_w.device), log_w])[None])[0]
+        sums = torch.cat([self.total.to(log_w.device), log_w]).logcumsumexp(0)  # no gradient is needed here
         alive = torch.cat([empty.new_full((1,), self.alive, dtype=torch.long), (~empty).cumsum(0) + self.alive])[-len(sums) :]
         shortest = self.count + len(log_w) + 1 - len(sums)  # the length of the prefix sums[0]
         first = max(self.m, shortest)
