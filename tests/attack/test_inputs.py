@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from arena import Answer, Input, answer_here, answer_of_process, check_refused, contents
-from table import INPUTS, REAL
+from table import INPUTS, NOISE, REAL, claims, npz
 
 
 @pytest.mark.parametrize("case", INPUTS, ids=lambda case: case.name)
@@ -23,6 +23,13 @@ def test_it_is_refused_by_a_process(case: Input, run: Path, tmp_path: Path) -> N
     arguments = case.prepare(tmp_path, run)
     before = contents(tmp_path)
     check_refused(answer_of_process(arguments, tmp_path), case.says, before, tmp_path)
+
+
+def test_an_array_that_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+    """However large it claims to be."""
+    (tmp_path / "x.npz").write_bytes(npz({"a": NOISE, "b": claims("(9200000000000,)")}))
+    answer = answer_here(["estimate", str(tmp_path / "x.npz"), "--key", "a", "--estimator", "iwae", "--cost", "3", "--json"])
+    assert (answer.status, answer.error) == (0, "")
 
 
 def test_the_check_itself(tmp_path: Path) -> None:
