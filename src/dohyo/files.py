@@ -54,6 +54,8 @@ def resolved(path: Path) -> Path:
     try:
         found = path.resolve()
         circle = found.is_symlink()
+    except ValueError as error:
+        raise DohyoError(f"{str(path)!r:.80} is not a path ({error}); name a file") from error
     except (RuntimeError, OSError):  # RuntimeError: what pathlib raises for a circle before Python 3.13
         circle = True
     if circle:

@@ -154,6 +154,8 @@ INPUTS = [
           {"s/study.json": study(cells={"toy_01": {}})}),
     Input("a study without pictures", "reproduce convergence --scale smoke --out s", "pictures is missing",
           {"s/study.json": '{"study": "convergence", "cells": {}}'}),
+    Input("a cell of another study", "reproduce convergence --scale smoke --part toy --out s", "was made with",
+          {"s/study.json": study(cells={"toy_01": CELL})}),
     Input("a picture of somebody else", "report {run}", "leads out of the folder",
           {"private.png": b"\x89PNG", "run/x.png": link("../private.png")}),
     Input("an infinite picture", "report {run}", "view box", {"run/samples.svg": '<svg viewBox="0 0 1e999 inf"/>'}),

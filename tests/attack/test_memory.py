@@ -115,7 +115,7 @@ def test_the_peak_of_memory() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "estimator",
-    ["dohyo.ELBO(10**8)", "dohyo.IWAE(10**8)", "dohyo.SUMO(1, dohyo.Geometric(1e-12, start=10**8))",
+    ["dohyo.ELBO(10**8)", "dohyo.IWAE(10**8)", "dohyo.SUMO(1, dohyo.Geometric(0.1, start=10**8))",
      "dohyo.MultilevelRR(1, r=1e-9, max_level=26)", "dohyo.MultilevelSS(7, r=1e-9, max_level=24)"],
 )  # fmt: skip
 def test_the_peak_of_memory_at_a_hundred_million(estimator: str) -> None:

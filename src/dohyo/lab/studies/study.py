@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,8 +14,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from matplotlib.figure import Figure
 
-from dohyo.errors import DohyoError, check_seed
-from dohyo.files import plain, remove_leftovers, replacing_folder
+from dohyo.errors import DohyoError, check_seed, reporting
+from dohyo.files import plain, remove_leftovers
 from dohyo.lab.experiments.run import Run
 from dohyo.lab.folder import (
     CELLS,
@@ -28,21 +27,17 @@ from dohyo.lab.folder import (
     Picture,
     Table,
     as_values,
-    check_values,
-    read_json,
     versions,
     write_json,
 )
 from dohyo.lab.plots.picture import write_picture
+from dohyo.lab.studies.kept import done_cells, read_study, restore_cells
 from dohyo.lab.training.config import Device
 from dohyo.lab.training.locks import Busy, locked
 from dohyo.names import check_choices, named
 
 _PLOT_EVERY = 60.0  # seconds, while cells are being done
 _LOOK_EVERY = 0.5  # seconds, while other processes do the cells that are left
-_KINDS = {"cells": dict, "pictures": list}  # of study.json, as far as it is read here
-_CELL_KINDS = {"options": dict, "result": dict, "seconds": float | int}
-_NAME = re.compile(r"\w[\w.+=-]*", re.ASCII)  # of a cell: a file name without a path
 
 Cell = dict[str, Any]
 Row = list[str | float | None]  # of a table
@@ -150,13 +145,13 @@ def reproduce(
     """
     cells = {name: json.loads(json.dumps(plain(options))) for name, options in study.cells().items()}
     wanted = list(cells) if only is None else list(only)
-    done = _done(study, folder, cells)  # an error of the folder, or of a cell's config, is raised before anything is written
+    done = done_cells(folder, study.name, cells)  # errors of the folder and of configs are raised before anything is written
     for name in wanted:
         study.run_of(name, cells[name], folder / WORK / name)
-    with _reporting(folder):
-        _restore_cells(study, folder)
+    with _only_reporter(folder):
+        restore_cells(folder, study.name)
         new = not (folder / STUDY).exists()
-        report = _write_report(study, folder, cells, plot=False) if new else {}  # says what the folder is
+        report = _write_report(study, folder, cells, plot=False, foreign=bool(done)) if new else {}  # says what the folder is
     plotted, busy, todo = -math.inf, 0, deque(wanted)
     while todo:
         name = todo.popleft()
@@ -174,8 +169,8 @@ def reproduce(
         advance(1.0)
         if not todo or name not in done:
             plot = not todo or time.monotonic() - plotted > _PLOT_EVERY
-            with _reporting(folder):
-                report = _write_report(study, folder, cells, plot)
+            with _only_reporter(folder):
+                report = _write_report(study, folder, cells, plot, foreign=bool(done))
             plotted = time.monotonic() if plot else plotted
     return report
 
@@ -196,7 +191,7 @@ def _do_cell(study: Study[Any], name: str, options: Cell, folder: Path, advance:
 
 
 @contextmanager
-def _reporting(folder: Path) -> Iterator[None]:
+def _only_reporter(folder: Path) -> Iterator[None]:
     """Be the only process that writes study.json and the pictures, and remove what killed ones have left there."""
     with locked(folder / LOCK, wait=True):
         remove_leftovers(folder)
@@ -233,61 +228,17 @@ def _text(value: Any) -> str:
         return str(value)
 
 
-def _read(path: Path, kinds: Mapping[str, Any]) -> Cell:
-    remedy = "remove it, and the same command writes it again"
-    return check_values(read_json(path, remedy), kinds, path, remedy)
-
-
-def _read_study(study: Study[Any], folder: Path) -> dict[str, Any]:
-    """What study.json holds; a DohyoError if it is another study's, or if the name of a cell could lead out of the folder."""
-    path = folder / STUDY
-    report = _read(path, {"study": str})
-    if report["study"] != study.name:
-        raise DohyoError(f"{folder} holds the study {report['study']!r:.40}, not {study.name!r}; choose another --out")
-    report = _read(path, _KINDS)
-    for name, cell in report["cells"].items():
-        if not _NAME.fullmatch(name) or not isinstance(cell, dict):
-            raise DohyoError(f"{path}: {name!r:.60} is not a cell of a study; this file was not written by dohyo: do not use it")
-        check_values(cell, _CELL_KINDS, path, "remove the file")
-    return report
-
-
-def _restore_cells(study: Study[Any], folder: Path) -> None:
-    """The cells of a study that was kept without them: study.json holds them too."""
-    if (folder / STUDY).exists() and not (folder / CELLS).exists():
-        with replacing_folder(folder / CELLS) as temporary:
-            for name, cell in _read_study(study, folder)["cells"].items():
-                write_json(temporary / f"{name}.json", cell)
-
-
-def _done(study: Study[Any], folder: Path, cells: dict[str, Cell]) -> dict[str, Cell]:
-    """The cells that the folder holds; a DohyoError if they are of another study, or were made with other options."""
-    kept: dict[str, Cell] = {}
-    if (folder / STUDY).exists():
-        report = _read_study(study, folder)
-        kept = report["cells"] if not (folder / CELLS).exists() else {}
-    paths = {name: folder / CELLS / f"{name}.json" for name in cells}
-    done = {name: kept[name] if name in kept else _read(path, _CELL_KINDS) for name, path in paths.items()
-            if name in kept or path.exists()}  # fmt: skip
-    for name, cell in done.items():
-        before, options = cell["options"], cells[name]
-        for key in {**before, **options}:
-            if before.get(key) != options.get(key):
-                raise DohyoError(
-                    f"{paths[name]}: was made with {key} {before.get(key)!r}, and {options.get(key)!r} is wanted now; choose "
-                    "another --out, give the options that it was made with, or remove that file to do the cell again"
-                )
-    return done
-
-
-def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], plot: bool) -> dict[str, Any]:
+def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], plot: bool, foreign: bool) -> dict[str, Any]:
     """Written from the files in the folder, so that several processes may do cells of one study at a time."""
-    done = _done(study, folder, cells)
+    done = done_cells(folder, study.name, cells)
     results = {name: cell["result"] for name, cell in done.items()}
-    conclusions, tables = study.summarise(results) if results else ([], [])
-    pictures = _read_study(study, folder)["pictures"] if (folder / STUDY).exists() else []
-    if plot:
-        pictures = [dataclasses.asdict(picture) for picture in study.plot(results, folder)]
+    pictures = read_study(folder, study.name)["pictures"] if (folder / STUDY).exists() else []
+    with reporting(
+        f"{folder / CELLS}: what the cells hold does not fit the study ({{}}); remove those of another version of dohyo"
+    ):
+        conclusions, tables = study.summarise(results) if results else ([], [])
+        if plot:
+            pictures = [dataclasses.asdict(picture) for picture in study.plot(results, folder)]
     report: dict[str, Any] = plain({
         "schema_version": SCHEMA_VERSION,
         "study": study.name,
