@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -233,9 +233,8 @@ def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], plot:
     done = done_cells(folder, study.name, cells)
     results = {name: cell["result"] for name, cell in done.items()}
     pictures = read_study(folder, study.name)["pictures"] if (folder / STUDY).exists() else []
-    with reporting(
-        f"{folder / CELLS}: what the cells hold does not fit the study ({{}}); remove those of another version of dohyo"
-    ):
+    wrong = f"{folder / CELLS}: what some cells hold does not fit the study ({{}}); remove those that dohyo did not write"
+    with reporting(wrong) if foreign else nullcontext():
         conclusions, tables = study.summarise(results) if results else ([], [])
         if plot:
             pictures = [dataclasses.asdict(picture) for picture in study.plot(results, folder)]
