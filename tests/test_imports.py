@@ -40,8 +40,9 @@ ROOMS = {
     "dohyo": "annealing contract diagnostics estimators evaluation fisher laws marginal packing tuning verdict",
     "__main__": "",
     "lab": "",
-    "lab.folder": "",
-    "lab.parsing": "",
+    "lab.texts": "",
+    "lab.folder": "lab.texts",
+    "lab.parsing": "lab.texts",
     "lab.data": "",
     "lab.targets": "",
     "lab.rewards": "",
@@ -55,7 +56,7 @@ ROOMS = {
     "marginal models objectives packing",
     "lab.report": "dohyo lab.folder",
     "lab.cli": "dohyo estimators evaluation lab.bank lab.experiments lab.folder lab.parsing lab.plots lab.report lab.studies "
-    "lab.training",
+    "lab.texts lab.training",
 }
 # What is imported only when it is used: inside a function, or for type checkers.
 LAZILY = {

@@ -13,12 +13,12 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.annealing import Annealed
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed
 from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
-from dohyo.files import plain
+from dohyo.files import plain, resolved
 from dohyo.lab.data import Dataset, load
-from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
+from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
 from dohyo.lab.folder import CHECKPOINT, LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, read_records, replica_folder, write_result
@@ -33,6 +33,7 @@ from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
 DataKind = Literal["auto", "binary", "grey", "real"]
+_MOST_REPLICAS, _MOST_TERMS, _LARGEST_DATUM = 1000, 100_000, 2**20
 Clip = float | Literal["auto"] | None
 
 
@@ -94,12 +95,17 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             raise DohyoError(f"anneal is {self.anneal}; it must be a number of leapfrogs, or 0 for samples of the encoder")
         self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
         self.cost = self.cost if self.cost is not None else 2.0 if self.anneal else 15.0
+        if self.replicas > _MOST_REPLICAS:
+            raise DohyoError(f"replicas is {self.replicas}; it must be at most {_MOST_REPLICAS}: start several commands for more")
+        if self.max_terms is not None and self.max_terms > _MOST_TERMS:
+            raise DohyoError(f"max_terms is {self.max_terms}; it must be at most {_MOST_TERMS}, or null for no limit")
+        check_seed("data_seed", self.data_seed)
         if self.data_dir is not None:
-            self.data_dir = self.data_dir.resolve()
+            self.data_dir = resolved(self.data_dir)
         if self.init_from is not None:
-            self.init_from = self.init_from.resolve()
+            self.init_from = resolved(self.init_from)
         if Path(self.data).suffix:  # a file: found again from another folder
-            self.data = str(Path(self.data).resolve())
+            self.data = str(resolved(Path(self.data)))
         objective = self.objective()
         bound = objective.estimator.depth_law.cap == 0  # a fixed number of terms
         if self.program == "captured" and self.k_draw == "datum" and not bound:
@@ -124,6 +130,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         torch.manual_seed(self.seed)
         likelihood = "gaussian" if data.kind == "real" else "bernoulli"
         size = data.train.shape[1]
+        if size > _LARGEST_DATUM and ":" not in self.model:
+            raise DohyoError(f"one datum has {size} numbers, and {self.model} takes at most {_LARGEST_DATUM}; use fewer columns")
         model = build(self.model, data=size, hidden=self.hidden, latent=self.latent, likelihood=likelihood)
         start_from = getattr(model, "start_from", None)
         if start_from is not None:
@@ -187,9 +195,13 @@ class DensityRun(Run[DensityConfig]):
             raise DohyoError(f"{self.folder} holds {len(self.replicas)} replicas; name one of them: {self.replicas[0].folder}")
         return unannealed(super().trained())
 
-    def train(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:
+    @property
+    def folders(self) -> list[Path]:
+        return [self.folder, *(replica.folder for replica in self.replicas)]
+
+    def _train(self, fabric: Fabric, on_epoch: OnEpoch, on_test: OnTest) -> dict[str, Any]:
         if not self.replicas:
-            return super().train(fabric, lambda record: on_epoch({**record, "notices": _not_captured(record)}), on_test)
+            return super()._train(fabric, lambda record: on_epoch({**record, "notices": _not_captured(record)}), on_test)
         if fabric.is_global_zero:
             self.write_config()
         serial, lost = [], {}
