@@ -1,5 +1,6 @@
 """Density modelling: the paper's first experiment, and what a practitioner does with their own data."""
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -13,11 +14,11 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.annealing import Annealed
-from dohyo.errors import DohyoError, check_seed
+from dohyo.errors import DohyoError, check_seed, reporting
 from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain, resolved
-from dohyo.lab.data import Dataset, load
+from dohyo.lab.data import NAMES, Dataset, load
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
@@ -29,6 +30,7 @@ from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData, size_of
 from dohyo.models import build
+from dohyo.models.registry import takes
 from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
@@ -41,15 +43,25 @@ Clip = float | Literal["auto"] | None
 class DensityConfig(EstimatorConfig, LoopConfig):
     """A run of density modelling."""
 
-    data: str = option("digits", "digits, mnist, mnist-static, omniglot, or a .npy or .npz file.")
+    data: str = option(
+        "digits", "digits, mnist, mnist-static, omniglot; a .npy, .npz, .csv or .parquet file; or a folder of images."
+    )
     data_dir: Path | None = option(
         None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
     )
-    data_kind: DataKind = option("auto", "How to read a file's numbers.")
+    data_kind: DataKind = option(
+        "auto", "What the numbers are: binary (0 and 1), grey (the probability that a pixel is one), real; auto looks at them."
+    )
+    data_white: float | None = option(
+        None, "The grey value that is white, such as 16; needed where whole numbers do not reach 255."
+    )
+    data_shape: str | None = option(None, "The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.")
     data_seed: int | None = option(
         None, "Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it."
     )
-    model: str = option("vae", "vae, vae2 (two stochastic layers), or your own nn.Module as package.module:Class.")
+    model: str = option(
+        "vae", "vae, vae2 (two stochastic layers), or package.module:name, your own nn.Module or a function that returns one."
+    )
     latent: int = 50
     init_from: Path | None = option(
         None, "The folder of a run whose best parameters this one begins with; of replicas, each with its own."
@@ -104,8 +116,9 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             self.data_dir = resolved(self.data_dir)
         if self.init_from is not None:
             self.init_from = resolved(self.init_from)
-        if Path(self.data).suffix:  # a file: found again from another folder
-            self.data = str(resolved(Path(self.data)))
+        if self.data not in NAMES and resolved(Path(self.data).expanduser()).exists():  # found again from another folder
+            self.data = str(resolved(Path(self.data).expanduser()))
+        _sizes(self.data_shape)
         objective = self.objective()
         bound = objective.estimator.depth_law.cap == 0  # a fixed number of terms
         if self.program == "captured" and self.k_draw == "datum" and not bound:
@@ -123,16 +136,20 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         return MaximumLikelihood(estimator, encoder, self.k_draw, self.baseline, self.clip_datum)
 
     def dataset(self) -> Dataset:
-        return load(self.data, self.data_dir, self.data_kind, self.seed if self.data_seed is None else self.data_seed)
+        """The data as the model gets them: flat if the model is built with their size, `data`, and else in their own shape."""
+        seed, shape = self.seed if self.data_seed is None else self.data_seed, _sizes(self.data_shape)
+        data = load(self.data, self.data_dir, self.data_kind, seed, white=self.data_white, shape=shape)
+        return data.flat() if takes(self.model, "data") and not takes(self.model, "shape") else data
 
     def build_model(self, data: Dataset) -> nn.Module:
         """The model with its initial parameters, which depend on the seed."""
         torch.manual_seed(self.seed)
         likelihood = "gaussian" if data.kind == "real" else "bernoulli"
-        size = data.train.shape[1]
+        size = math.prod(data.shape)
         if size > _LARGEST_DATUM and ":" not in self.model:
             raise DohyoError(f"one datum has {size} numbers, and {self.model} takes at most {_LARGEST_DATUM}; use fewer columns")
-        model = build(self.model, data=size, hidden=self.hidden, latent=self.latent, likelihood=likelihood)
+        known = {"data": size, "hidden": self.hidden, "latent": self.latent, "likelihood": likelihood}
+        model = build(self.model, **known, **({"shape": data.shape} if takes(self.model, "shape") else {}))
         start_from = getattr(model, "start_from", None)
         if start_from is not None:
             start_from(data.train)
@@ -161,10 +178,13 @@ class DensityRun(Run[DensityConfig]):
         return OnData(self.data) if self.of is None else self.of.task  # replicas share it: the data are in memory once
 
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
-        model, objective = self.config.build_model(self.data), self.config.objective()
-        if self.config.init_from is not None and not (self.folder / CHECKPOINT).exists():
-            begin_with(unannealed(model), self.config.init_from)
-        check(model, objective, self.data.train_batch(torch.arange(min(2, len(self.data.train)))))
+        config, x = self.config, self.data.train_batch(torch.arange(min(2, len(self.data.train))))
+        objective = config.objective()
+        with contextlib.nullcontext() if ":" not in config.model else reporting(_failed(config.model, x)):
+            model = config.build_model(self.data)
+            if config.init_from is not None and not (self.folder / CHECKPOINT).exists():
+                begin_with(unannealed(model), config.init_from)
+            check(model, objective, x)
         return model, self.task, objective
 
     @cached_property
@@ -367,6 +387,22 @@ def evaluate_over_processes(
     whole = summarise(values, estimator, sum(part.cost for part in parts), khat, annealed=annealed)
     together = math.hypot(*noise) / len(data) if len(noise) == len(parts) else None
     return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
+
+
+def _sizes(text: str | None) -> tuple[int, ...] | None:
+    """(1, 28, 28) from 1x28x28."""
+    if text is None:
+        return None
+    sizes = text.lower().split("x")
+    if not all(size.isascii() and size.isdigit() and 0 < int(size) < 10**9 for size in sizes):
+        raise DohyoError(f"data_shape is {text!r}; write the sizes of a datum with an x between them, such as 1x28x28 or 784")
+    return tuple(map(int, sizes))
+
+
+def _failed(model: str, x: Tensor) -> str:
+    """What is said if a user's model raises an error; {} stands for the error."""
+    sizes = "x".join(map(str, x.shape[1:]))
+    return f"{model} raised {{}} with x {tuple(x.shape)}; if x has the wrong shape, change --data-shape from {sizes}"
 
 
 def _not_captured(record: dict[str, Any]) -> list[str]:
