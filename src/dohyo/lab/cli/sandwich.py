@@ -7,7 +7,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 import dohyo
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed, whole
 from dohyo.evaluation import isolated
 from dohyo.lab.cli.screen import number, say, show_table
 from dohyo.lab.experiments.annealing import Anneal, check_anneal, choose_weights
@@ -43,9 +43,11 @@ def parser() -> Parser:
 def run(options: Namespace) -> int:
     trained = DensityRun.open(options.run)
     check_anneal(options.anneal)
-    for name, least in (("count", 2), ("chains", 1)):
-        if options[name] < least:
-            raise DohyoError(f"--{name} is {options[name]}; it must be at least {least}")
+    check_seed("--seed", options.seed)
+    whole("max_rows", 1 if options.max_rows is None else options.max_rows)
+    for name, least, most in (("count", 2, 1_000_000), ("chains", 1, 10_000)):
+        if not least <= options[name] <= most:
+            raise DohyoError(f"--{name} is {options[name]}; it must be from {least} to {most}")
     fabric = launch(options.device)
     model: Any = trained.trained().to(fabric.device)
     if not hasattr(model, "sample_joint"):

@@ -285,9 +285,9 @@ class DensityRun(Run[DensityConfig]):
         spread = statistics.stdev(nlls) if None not in nlls else None
         stderr = None if spread is None else spread / math.sqrt(len(nlls))
         own = {"seed": self.config.seed, "warnings": sorted({line for result in results for line in result["warnings"]})}
-        verdicts = [result["verdict"] for result in results if result.get("verdict")]
-        if verdicts:
-            own["verdict"] = min(verdicts, key=lambda verdict: {False: 0, None: 1, True: 2}[verdict["trusted"]])  # the worst
+        for key in ("verdict", "verdict_annealed"):
+            if verdicts := [result[key] for result in results if result.get(key)]:
+                own[key] = min(verdicts, key=lambda verdict: (False, None, True).index(verdict["trusted"]))  # the worst
         return mean | own | {"test_nll_spread": spread, "test_nll_mean_stderr": stderr, "replicas": results}
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
@@ -306,7 +306,7 @@ class DensityRun(Run[DensityConfig]):
             found = test_by(trained, terms)
             chains = {
                 "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": terms,
-                "anneal": config.anneal,
+                "anneal": config.anneal, "verdict_annealed": found.verdict.to_dict(),
             }  # fmt: skip
         records = read_records(self.folder)
         if fabric.is_global_zero:

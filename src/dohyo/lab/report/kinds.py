@@ -27,8 +27,9 @@ _CONFIG = {
     "policy": _TEXT, "variables": _WHOLE, "instance": _TEXT, "index": _WHOLE, "reward": _TEXT, "entropy": _NUMBER,
 }  # fmt: skip
 _RESULT = {"epochs": float | int, "steps": float | int, "warnings": list | None, "versions": dict | None, "diverged": bool | None,
-           "verdict": dict | None, "replicas": list | None, "moments": dict | None}  # fmt: skip
+           "verdict": dict | None, "verdict_annealed": dict | None, "replicas": list | None, "moments": dict | None}  # fmt: skip
 _NUMBERS = (
+    "test_nll_annealed", "test_nll_annealed_stderr", "test_chains", "anneal",
     "seconds", "expected_cost", "test_nll", "test_nll_stderr", "test_nll_spread", "test_terms", "valid_nll", "best_epoch",
     "reverse_kl", "reverse_kl_stderr", "objective", "training_estimate", "training_estimate_stderr", "khat",
     "best_reward", "best_known", "gap", "mean_reward", "mean_reward_stderr", "seconds_to_best", "variables",
@@ -111,6 +112,7 @@ class Train(Kind):
         r, replicas = self.result, self.replicas()
         return [
             (f"Test NLL by IWAE-{r.get('test_terms')}, nats", judged(with_error(r.get("test_nll"), r.get("test_nll_stderr")), r)),
+            *self._by_chains(),
             *([(f"Spread over {len(replicas)} replicas", self._spread().text)] if replicas else []),
             ("Validation NLL, nats", number(r.get("valid_nll"))),
             ("Best epoch", f"{number(r.get('best_epoch'))} of {number(r['epochs'])}"),
@@ -153,6 +155,15 @@ class Train(Kind):
             SAMPLES: "A grid of the means of samples from the trained model",
             RECONSTRUCTIONS: "Test data, each with the model's reconstruction under it",
         }
+
+    def _by_chains(self) -> list[tuple[str, str]]:
+        """The test by chains, of a run that was trained through them."""
+        r = self.result
+        if r.get("test_nll_annealed") is None:
+            return []
+        value = with_error(r["test_nll_annealed"], r.get("test_nll_annealed_stderr"))
+        name = f"Test NLL by {number(r.get('test_chains'))} chains of {number(r.get('anneal'))} leapfrogs, nats"
+        return [(name, judged(value, {"verdict": r.get("verdict_annealed")}))]
 
     def _nll(self) -> Cell:
         return measured(self.result.get("test_nll"), self.result.get("test_nll_stderr"))
