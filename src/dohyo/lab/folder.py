@@ -26,6 +26,9 @@ METRICS = "metrics.jsonl"  # one record for each epoch
 TENSORBOARD = "tensorboard"
 RESULT = "result.json"  # written last: it says that the run is finished
 DRAWS = "draws.npz"  # of reverse KL
+EVALUATION, SANDWICH = "evaluation.json", "sandwich.json"  # what the commands of these names found last
+ANNEALING = "annealing.json"  # constants of chains, with what they were tuned for
+LOG_LIKELIHOOD = "log_likelihood.png"
 LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS = "learning_curves.png", "samples.png", "reconstructions.png"
 DENSITY, MARGINALS = "density.png", "marginals.png"
 LOCK = ".dohyo.lock"  # held by the process that writes here, and names it; empty at other times
@@ -154,6 +157,12 @@ def write_result(folder: Path, result: Values) -> None:
     """Also deletes the temporary files of processes that were killed while writing."""
     remove_leftovers(folder)
     write_json(folder / RESULT, result)
+
+
+def beyond_verdict(result: Values) -> list[str]:
+    """The warnings of a result or an evaluation that its verdict's sentence does not hold."""
+    reason = str((result.get("verdict") or {}).get("reason") or "")
+    return [line for line in map(str, result.get("warnings") or ()) if line not in reason]
 
 
 def read_records(folder: Path) -> list[Values]:
