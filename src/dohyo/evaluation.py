@@ -191,9 +191,7 @@ def checksum(x: Tensor, before: int = 0) -> int:
 def check_sizes(data: int, replicates: int, max_rows: int | None) -> None:
     """An error if there are too many estimates to keep, or no rows at all."""
     if whole("replicates", replicates) * data > _MOST_ESTIMATES:
-        raise DohyoError(
-            f"replicates is {replicates}; there can be {_MOST_ESTIMATES} estimates in all: use a higher cost instead"
-        )
+        raise DohyoError(f"replicates is {replicates}; {_MOST_ESTIMATES} estimates in all are the most: use a higher cost")
     if max_rows is not None:
         whole("max_rows", max_rows)
 

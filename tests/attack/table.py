@@ -99,7 +99,7 @@ INPUTS = [
     Input("10^12 replicates", "evaluate {run} --replicates 1000000000000", "estimates in all"),
     Input("10^7 replicates", "evaluate {run} --estimator elbo --cost 1 --replicates 10000000", "estimates in all"),
     Input("a cost of 10^12", "evaluate {run} --estimator iwae --cost 1e12", "lower --cost"),
-    Input("a cost that does not stream", "evaluate {run} --anneal 0 --estimator jvi --cost 1e8", "needs all 100000000 log-weights"),
+    Input("no stream", "evaluate {run} --anneal 0 --estimator jvi --cost 1e8", "needs all 100000000 log-weights"),
     Input("no error bar at all", "evaluate {run} --anneal 0 --target-stderr 1e-12", "it would take"),
     Input("a target that underflows", "evaluate {run} --anneal 0 --target-stderr 1e-300", "it would take"),
     Input("a negative seed of an evaluation", "evaluate {run} --seed -1", "--seed is -1"),
