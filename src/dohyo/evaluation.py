@@ -143,11 +143,11 @@ def evaluate(
         if target_stderr is not None:
             pilot = [replicated(x, _PILOT_REPLICATES).var(-1) for x in _first(batches, _PILOT_DATA)]
             noise = float(torch.cat(pilot).nanmean()) if pilot else math.nan
-            total = sum(len(x) for x in _tensors(batches))
+            total = sum(len(x) for x in tensors(batches))
             if math.isfinite(noise):  # at least two, so that the error reached can be measured
                 replicates = max(2, _replicates(noise, total, target_stderr, estimator))
         values, fingerprint, done = [], 0, 0
-        for x in _tensors(batches):
+        for x in tensors(batches):
             values.append(replicated(x, replicates))
             fingerprint = checksum(x, fingerprint)
             done += len(x)
@@ -301,7 +301,8 @@ def _interval(mean: float, stderr: float, confidence: float, degrees: int) -> tu
     return mean - half, mean + half
 
 
-def _tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
+def tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
+    """The data of each batch, without labels and the like that follow them."""
     for batch in batches:
         x = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(x, Tensor):
@@ -310,7 +311,7 @@ def _tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _first(batches: Iterable[Any], count: int) -> Iterator[Tensor]:
-    for x in _tensors(batches) if count > 0 else ():
+    for x in tensors(batches) if count > 0 else ():
         yield x[:count]
         count -= len(x)
         if count <= 0:

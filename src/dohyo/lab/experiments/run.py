@@ -28,7 +28,7 @@ from dohyo.lab.folder import (
 )
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training import train
-from dohyo.lab.training.config import StepConfig
+from dohyo.lab.training.config import Options, StepConfig, option
 from dohyo.lab.training.locks import only_writer
 from dohyo.lab.training.state import load_checkpoint, load_progress
 from dohyo.names import named
@@ -39,20 +39,13 @@ OnTest = Callable[[int, int], None]
 
 
 @dataclass
-class EstimatorConfig:
-    """The size of the latent-variable model, and the estimator of its log p(x).
+class EstimatorConfig(Options):
+    """The size of the latent-variable model, and the estimator of its log p(x)."""
 
-    Attributes:
-        hidden: Units in each hidden layer.
-        latent: Latent dimensions.
-        estimator: What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
-        cost: The expected number of log-weights for each estimate, as near as the estimator can come.
-    """
-
-    hidden: int = 200
-    latent: int = 20
-    estimator: str = "sumo"
-    cost: float = 15.0
+    hidden: int = option(200, "Units in each hidden layer.")
+    latent: int = option(20, "Latent dimensions.")
+    estimator: str = option("sumo", "What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.")
+    cost: float = option(15.0, "The expected number of log-weights for each estimate, as near as the estimator can come.")
 
     def make_estimator(self, max_terms: int | None = None) -> Estimator:
         return named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, max_terms)

@@ -32,7 +32,7 @@ from dohyo.lab.folder import (
 )
 from dohyo.lab.plots.picture import write_picture
 from dohyo.lab.studies.kept import done_cells, read_study, restore_cells
-from dohyo.lab.training.config import Device
+from dohyo.lab.training.config import Device, Options, option
 from dohyo.lab.training.locks import Busy, locked
 from dohyo.names import check_choices, named
 
@@ -46,16 +46,11 @@ OnProgress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True)
-class StudyConfig:
-    """The options of every study.
+class StudyConfig(Options):
+    """The options of every study."""
 
-    Attributes:
-        seed: Of everything.
-        device: Where to compute; auto prefers a GPU.
-    """
-
-    seed: int = 0
-    device: Device = "auto"
+    seed: int = option(0, "Of everything.")
+    device: Device = option("auto", "Where to compute; auto prefers a GPU.")
 
     def __post_init__(self) -> None:
         check_choices(self)
