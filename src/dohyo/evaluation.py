@@ -119,18 +119,12 @@ def evaluate(
         khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it.
         progress: Called after each batch with the number of data done.
     """
-    whole("replicates", replicates)
     whole("batch_size", batch_size)
-    if max_rows is not None:
-        whole("max_rows", max_rows)
+    check_sizes(len(data) if isinstance(data, Tensor) else 1, replicates, max_rows)
     if not 0 < confidence < 1:
         raise DohyoError(f"confidence is {confidence}; it must lie strictly between 0 and 1")
     if target_stderr is not None:
         check_target(target_stderr, estimator)
-    if replicates * (len(data) if isinstance(data, Tensor) else 1) > _MOST_ESTIMATES:
-        raise DohyoError(
-            f"replicates is {replicates}: there can be {_MOST_ESTIMATES} estimates in all; use a higher cost instead"
-        )
     if isinstance(data, Tensor):
         batches: Iterable[Any] = data.split(batch_size) if len(data) else ()
     else:
@@ -192,6 +186,14 @@ def most_rows(x: Tensor, wanted: int | None) -> int:
 def checksum(x: Tensor, before: int = 0) -> int:
     """A checksum of the data's bytes, continued from an earlier one."""
     return zlib.crc32(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), before)
+
+
+def check_sizes(data: int, replicates: int, max_rows: int | None) -> None:
+    """An error if there are too many estimates to keep, or no rows at all."""
+    if whole("replicates", replicates) * data > _MOST_ESTIMATES:
+        raise DohyoError(f"replicates is {replicates}; {_MOST_ESTIMATES} estimates in all are the most: use a higher cost")
+    if max_rows is not None:
+        whole("max_rows", max_rows)
 
 
 def check_target(target_stderr: float, estimator: Estimator) -> None:

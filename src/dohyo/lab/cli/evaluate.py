@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 import dohyo
 from dohyo.errors import DohyoError, check_seed, whole
-from dohyo.evaluation import check_target
+from dohyo.evaluation import check_sizes, check_target
 from dohyo.files import output_file, replacing
 from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table
 from dohyo.lab.experiments.annealing import CHAINS, Anneal, Weights, check_anneal, choose_weights, plot_weights
@@ -33,8 +33,6 @@ _EXAMPLES = """examples:
 A chain of T leapfrogs takes 3 T + 1 evaluations of p(x, z). What is found goes to evaluation.json in the run's folder.
 """
 COST, ANNEALED_COST, FEWEST = 50.0, 1000.0, 8  # evaluations of p(x, z) for each estimate; chains, where few could be paid
-
-
 _MOST_WEIGHTS = 1e14  # a month at forty million a second
 
 
@@ -95,7 +93,8 @@ def run(options: Namespace) -> int:
     x = {"test": data.test, "valid": data.valid, "train": data.train}[options.split]
     if options.split == "train" and data.kind == "grey":
         raise DohyoError("every batch of the training data is binarised at random; evaluate the splits test or valid")
-    total = estimator.expected_cost * len(x) * max(1, options.replicates)
+    check_sizes(len(x), options.replicates, options.max_rows)
+    total = estimator.expected_cost * len(x) * options.replicates
     if total > _MOST_WEIGHTS:
         raise DohyoError(f"{len(x)} data at this cost would take {total:.2g} log-weights, which takes years; lower --cost")
     fabric = launch(options.device)
