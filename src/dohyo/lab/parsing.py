@@ -2,15 +2,19 @@
 
 import inspect
 import re
+from functools import partial
 from typing import Any
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter
+import yaml
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 from dohyo.errors import DohyoError
+from dohyo.lab.texts import load_yaml
 from dohyo.names import nearest
 
 _WRONG = re.compile(r'key "(?:\w+\.)*(\w+)": .*?(?:Got|Given) value: (.*)$')
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+_YAML = "dohyo-yaml"  # its name among jsonargparse's readers
 _TYPES = {"float": "a number", "int": "a whole number", "NoneType": "null"}
 
 
@@ -26,6 +30,10 @@ class Formatter(DefaultHelpFormatter):
 
 class Parser(ArgumentParser):
     """Says in one line what is wrong, without the usage."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        set_loader(_YAML, partial(load_yaml, load=get_loader("yaml")), exceptions=(yaml.YAMLError,))
+        super().__init__(*args, parser_mode=_YAML, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         text = " ".join(message.split())

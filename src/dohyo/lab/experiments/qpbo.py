@@ -13,9 +13,10 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed
 from dohyo.estimators import ESTIMATORS
 from dohyo.evaluation import isolated
+from dohyo.files import resolved
 from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator
 from dohyo.lab.folder import LEARNING_CURVES, read_records
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
@@ -76,13 +77,14 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("hidden", "latent", "restarts")
+        check_seed("instance_seed", self.instance_seed)
         named(ESTIMATORS, self.estimator, "estimator")  # checked even where the policy needs none
         if self.restarts > self.steps:
             raise DohyoError(f"restarts is {self.restarts}, more than the {self.steps} steps; each training needs at least one")
         if self.scale != "auto" and not 0 < self.scale < math.inf:
             raise DohyoError(f"scale is {self.scale}; it must be positive and finite")
         if self.instance is not None:
-            self.instance = self.instance.resolve()
+            self.instance = resolved(self.instance)
         if (self.instance is not None) + (self.reward is not None) + (self.instance_seed != 0) > 1:
             raise DohyoError("give one problem: --instance FILE, --reward package.module:function, or --variables N alone")
         if self.instance is None and self.variables is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dohyo.errors import DohyoError
 from dohyo.estimators import SUMO
-from dohyo.lab.experiments.density import DensityConfig
+from dohyo.lab.experiments.density import DensityConfig, DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.clipping import plot_clipping
 from dohyo.lab.studies.runs import SHARED_K, train_replicas
@@ -75,12 +75,15 @@ class Clipping(Study[ClippingConfig]):
         cells[_IWAE] = {**common, "estimator": "iwae", "encoder": "same"}  # its own norm is 10, as in the paper
         return cells
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
         options = dict(options)
         norm = options.pop("norm", "auto")
         config = DensityConfig(**options, clip_decoder=None if norm == NONE else norm, device=self.config.device)
+        return DensityRun(folder, config)
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         try:
-            return train_replicas(config, folder, advance)
+            return train_replicas(self.run_of(name, options, folder), advance)
         except Diverged as error:
             return {"diverged": str(error)}  # this is a result, too
 

@@ -15,7 +15,7 @@ from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.convergence import plot_cross_terms, plot_rates
 from dohyo.lab.studies.convergence_findings import MOMENTS, Findings
 from dohyo.lab.studies.differences import SERIES, cross_moments, second_moments
-from dohyo.lab.studies.runs import trained
+from dohyo.lab.studies.runs import complete, given_or
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.studies.toy import Toy, toy_data
 from dohyo.lab.training.config import option
@@ -100,14 +100,19 @@ class Convergence(Study[ConvergenceConfig]):
             for trial in range(1, c.trials + 1)
         }
 
+    def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
+        c = self.config
+        return given_or(
+            c.run, folder.parent / "vae", data=c.vae_data, hidden=c.vae_hidden, latent=c.vae_latent, estimator="iwae", cost=5,
+            epochs=c.vae_epochs, test_terms=100, seed=c.seed, device=c.device,
+        )  # fmt: skip
+
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         seed, device = _seed(options), launch(self.config.device).device
         if options["part"] == "vae":
-            c = self.config
-            run = trained(
-                folder.parent / "vae", c.run, lambda share: advance(share / 2), data=c.vae_data, hidden=c.vae_hidden,
-                latent=c.vae_latent, estimator="iwae", cost=5, epochs=c.vae_epochs, test_terms=100, seed=c.seed, device=c.device,
-            )  # fmt: skip
+            run = self.run_of(name, options, folder)
+            if self.config.run is None:
+                complete(run, lambda share: advance(share / 2))
             order = torch.randperm(len(run.data.test), generator=torch.Generator().manual_seed(seed))
             samples, max_k = options["vae_samples"], options["vae_max_k"]
             return _squares(run.trained(), run.data.test[order], samples, max_k, seed, device, lambda s: advance(0.5 + s / 2))

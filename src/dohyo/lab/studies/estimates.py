@@ -18,7 +18,7 @@ from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.estimates import plot_estimates
 from dohyo.lab.studies.estimates_findings import LAWS, NAMES, Findings
-from dohyo.lab.studies.runs import trained
+from dohyo.lab.studies.runs import complete, given_or
 from dohyo.lab.studies.strata import mean_over_every_k
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.training.config import option
@@ -88,12 +88,17 @@ class Estimates(Study[EstimatesConfig]):
                 cells[f"{name}_{m + _MORE:03d}"] = {**model, **options, "arguments": to_dict(estimator_at(name, m))}
         return cells
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
         c = self.config
-        run = trained(
-            folder.parent / "model", c.run, advance if name == "model" else lambda share: None, data=c.data, hidden=c.hidden,
-            latent=c.latent, estimator="elbo", cost=1, epochs=c.epochs, test_terms=50, seed=c.seed, device=c.device,
+        return given_or(
+            c.run, folder.parent / "model", data=c.data, hidden=c.hidden, latent=c.latent, estimator="elbo", cost=1,
+            epochs=c.epochs, test_terms=50, seed=c.seed, device=c.device,
         )  # fmt: skip
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        run = self.run_of(name, options, folder)
+        if self.config.run is None:
+            complete(run, advance if name == "model" else lambda share: None)
         if name == "model":
             result = run.result or {}
             return {key: result.get(key) for key in ("test_nll", "test_nll_stderr", "test_terms", "valid_nll", "epochs")}

@@ -86,13 +86,15 @@ class Funnel(Study[FunnelConfig]):
             for cost in costs
         }
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> ReverseKLRun:
         shared = {key: options[key] for key in ("cost", "seed", "steps", "check_every", "check_draws", "test_draws")}
         terms = {"check_terms": options["terms"], "test_terms": options["terms"]}
         minimax = options["estimator"] == _MINIMAX
         followed = {"estimator": "iwae", "encoder": "iwae"} if minimax else {"estimator": options["estimator"]}
-        config = ReverseKLConfig(**shared, **terms, **followed, device=self.config.device)
-        result = complete(ReverseKLRun(folder, config), advance)
+        return ReverseKLRun(folder, ReverseKLConfig(**shared, **terms, **followed, device=self.config.device))
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        result = complete(self.run_of(name, options, folder), advance)
         curve = [{key: record[key] for key in _RECORDED} for record in read_records(folder)]
         return {**{key: result[key] for key in _KEPT}, "curve": curve}
 

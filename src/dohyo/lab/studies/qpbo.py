@@ -94,7 +94,7 @@ class Policies(Study[PoliciesConfig]):
             for policy in c.policies
         }
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> QPBORun:
         shared = ("variables", "entropy", "seed", "instance_seed", "learning_rate", "hidden", "cost", "epsilon")
         config = QPBOConfig(
             **_POLICIES[options["policy"]],
@@ -103,7 +103,10 @@ class Policies(Study[PoliciesConfig]):
             max_seconds=options["seconds"],
             device=self.config.device,
         )
-        run, begun = QPBORun(folder, config), time.monotonic()
+        return QPBORun(folder, config)
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        run, begun = self.run_of(name, options, folder), time.monotonic()
         _ = run.parts  # which replace scale auto by a number, as in the config that a killed run has left
         result = complete(run, lambda _: advance(min(1.0, (time.monotonic() - begun) / options["seconds"])))
         records = read_records(folder)

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal, get_args
 
 from dohyo.errors import DohyoError
-from dohyo.lab.experiments.density import DensityConfig
+from dohyo.lab.experiments.density import DensityConfig, DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.table1 import plot_table
 from dohyo.lab.studies.published import PUBLISHED
@@ -81,9 +81,12 @@ class Table1(Study[Table1Config]):
                         cells.setdefault(f"{data}_{cost:03d}_{row}", options)
         return cells
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
         config = DensityConfig(**options | {"estimator": ROWS[options["estimator"]].estimator}, device=self.config.device)
-        return train_replicas(config, folder, advance)
+        return DensityRun(folder, config)
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        return train_replicas(self.run_of(name, options, folder), advance)
 
     def _findings(self, cells: dict[str, Cell]) -> Findings:
         return Findings([Entry(options, cells[name]) for name, options in self.cells().items() if name in cells])

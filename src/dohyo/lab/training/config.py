@@ -7,13 +7,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed
 from dohyo.names import check_choices
 
 Optimiser = Literal["adam", "amsgrad", "rmsprop"]
 ProgramName = Literal["auto", "plain", "captured"]
 Decay = Literal["linear", "none"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+
+_LARGEST_BATCH = 2**24
 
 
 def option(default: Any, text: str = "", resume: bool = False) -> Any:
@@ -89,6 +91,12 @@ class StepConfig(Options, ABC):
     def __post_init__(self) -> None:
         check_choices(self)
         self._at_least_one("batch_size", "max_rows")
+        if self.batch_size > _LARGEST_BATCH:
+            raise DohyoError(f"batch_size is {self.batch_size}; it must be at most {_LARGEST_BATCH}")
+        for name in ("seed", "k_seed"):
+            check_seed(name, getattr(self, name))
+        if not self.checkpoint_seconds >= 0:
+            raise DohyoError(f"checkpoint_seconds is {self.checkpoint_seconds}; it must be at least 0")
         for name in ("learning_rate", "epsilon", "clip_decoder", "clip_encoder"):
             value = getattr(self, name)
             if isinstance(value, float | int) and not (value > 0 and math.isfinite(value)):
