@@ -26,7 +26,7 @@ TENSORBOARD = "tensorboard"
 RESULT = "result.json"  # written last: it says that the run is finished
 DRAWS = "draws.npz"  # of reverse KL
 LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS = "learning_curves.png", "samples.png", "reconstructions.png"
-DENSITY, MARGINALS = "density.png", "marginals.png"
+DENSITY, MARGINALS, PAIRS = "density.png", "marginals.png", "pairs.png"
 
 # A study's folder: cells/NAME.json for each finished cell, work/NAME for the run of a cell, and the pictures.
 STUDY = "study.json"  # everything but the pictures

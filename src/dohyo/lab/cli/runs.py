@@ -61,6 +61,8 @@ def run_command(
     if result is None:
         try:
             run.check(fabric)
+            for line in () if quiet else run.notes:
+                say(line)
             with interruptible() as interrupted:
                 result = _train(run, fabric, quiet, interrupted, note)
         except RuntimeError as error:

@@ -21,7 +21,16 @@ from dohyo.lab.data import NAMES, Dataset, load
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
-from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, read_records, replica_folder, write_result
+from dohyo.lab.folder import (
+    LEARNING_CURVES,
+    MARGINALS,
+    PAIRS,
+    RECONSTRUCTIONS,
+    SAMPLES,
+    read_records,
+    replica_folder,
+    write_result,
+)
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import RESUMABLE
 from dohyo.lab.training.loop import Diverged, check
@@ -35,6 +44,7 @@ from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 Baseline = Literal["zero", "running"]
 DataKind = Literal["auto", "binary", "grey", "real"]
 Clip = float | Literal["auto"] | None
+SAMPLED = 1000  # samples of the model in the pictures of a table
 
 
 @dataclass
@@ -137,6 +147,12 @@ class DensityRun(Run[DensityConfig]):
     @cached_property
     def task(self) -> OnData:
         return OnData(self.data) if self.of is None else self.of.task  # replicas share it: the data are in memory once
+
+    @property
+    def notes(self) -> list[str]:
+        data = self.data
+        splits = f"{len(data.train):,} to train on, {len(data.valid):,} to validate, {len(data.test):,} to test"
+        return [f"{data.name}: {'x'.join(map(str, data.shape))} {data.about}; {splits}"]
 
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
         config, x = self.config, self.data.train_batch(torch.arange(min(2, len(self.data.train))))
@@ -256,23 +272,31 @@ class DensityRun(Run[DensityConfig]):
             "valid_nll": numbers["best_score"],
             **about_estimator(config, config.objective().estimator),
             "data": config.data,
+            "data_read": data.about,
             "model": config.model,
             "best_epoch": numbers["best_epoch"],
             "warnings": [*(_not_captured(records[-1]) if records else []), *test.warnings],
         }
 
     def _plot(self, model: Any, records: list[dict[str, Any]]) -> None:
-        from dohyo.lab.plots.runs import plot_images, plot_learning_curves, plot_reconstructions
+        from dohyo.lab.plots.runs import is_image, plot_images, plot_learning_curves, plot_reconstructions
+        from dohyo.lab.plots.tables import plot_columns, plot_pairs
 
+        data, folder = self.data, self.folder
         if records:
-            plot_learning_curves(records, self.folder / LEARNING_CURVES)
+            plot_learning_curves(records, folder / LEARNING_CURVES)
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
+            if not is_image(data.shape):
+                if hasattr(model, "sample"):
+                    samples = model.sample(SAMPLED)
+                    plot_columns(data.test, samples, data.columns, folder / MARGINALS)
+                    plot_pairs(data.test, samples, data.columns, folder / PAIRS)
+                return
             if hasattr(model, "sample_mean"):
-                plot_images(model.sample_mean(64), self.data.shape, self.folder / SAMPLES, title="means of samples")
+                plot_images(model.sample_mean(64), data.shape, folder / SAMPLES, title="means of samples")
             if hasattr(model, "reconstruct"):
-                x = self.data.test[:16]
-                plot_reconstructions(x, model.reconstruct(x), self.data.shape, self.folder / RECONSTRUCTIONS)
+                plot_reconstructions(data.test[:16], model.reconstruct(data.test[:16]), data.shape, folder / RECONSTRUCTIONS)
 
 
 def evaluate_over_processes(

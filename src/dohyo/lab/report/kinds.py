@@ -9,6 +9,7 @@ from dohyo.lab.folder import (
     DENSITY,
     LEARNING_CURVES,
     MARGINALS,
+    PAIRS,
     RECONSTRUCTIONS,
     RESULT,
     SAMPLES,
@@ -149,6 +150,8 @@ class Train(Kind):
             LEARNING_CURVES: f"Training and validation NLL, clipped steps and learning rate against the epoch{best}",
             SAMPLES: "A grid of the means of samples from the trained model",
             RECONSTRUCTIONS: "Test data, each with the model's reconstruction under it",
+            MARGINALS: "Histograms of each column, of the test data and of samples from the trained model",
+            PAIRS: "The first columns in pairs, test data and samples from the trained model as dots",
         }
 
     def _nll(self) -> Cell:
