@@ -18,8 +18,9 @@ from dohyo.estimators import Estimator
 from dohyo.files import plain
 from dohyo.marginal import estimate, log_marginal
 from dohyo.packing import rows
+from dohyo.verdict import Verdict, heavy_share, judge
 
-_HEAVY = 0.7  # k-hat above which importance weights are not to be trusted (Vehtari et al.)
+_MOST_ESTIMATES = 10**8  # which are kept
 _PILOT_DATA, _PILOT_REPLICATES = 256, 4
 
 
@@ -38,7 +39,7 @@ class Evaluation:
         cost: The number of evaluations of p(x, z), including pilot and diagnostics: one for each log-weight, more for `Annealed`.
         khat: (examined data,) Pareto k-hat of their weights; above 0.7 the weights are too heavy for these numbers.
         kind: "lower bound", "unbiased", "unbiased for IWAE_n", or "neither a bound nor unbiased".
-        warnings: What to know before trusting the numbers; empty if there is nothing.
+        verdict: Whether the error bar can be trusted, in one field and one sentence.
         fingerprint: A checksum of the data, by which `compare` recognises paired evaluations; 0 if unknown.
         per_datum_stderr: (data,) the estimator's noise in `per_datum`; None with a single replicate.
     """
@@ -54,9 +55,14 @@ class Evaluation:
     cost: int
     khat: Tensor
     kind: str
-    warnings: tuple[str, ...]
+    verdict: Verdict
     fingerprint: int = 0
     per_datum_stderr: Tensor | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know about the numbers, also in the verdict's sentence; empty if there is nothing."""
+        return self.verdict.warnings
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but each datum's values as JSON can hold it: k-hat summarised, null for numbers that are not finite."""
@@ -67,9 +73,10 @@ class Evaluation:
             "examined": len(finite),
             "median": float(finite.median()) if len(finite) else None,
             "max": float(finite.max()) if len(finite) else None,
-            "share_above_0.7": float((finite > _HEAVY).double().mean()) if len(finite) else None,
+            "share_above_0.7": heavy_share(finite) if len(finite) else None,
         }
-        return {"data": len(self.per_datum), **plain(fields)}
+        fields["verdict"] = self.verdict.to_dict()
+        return {"data": len(self.per_datum), **plain(fields), "warnings": list(self.warnings)}
 
 
 @dataclass(frozen=True)
@@ -114,10 +121,16 @@ def evaluate(
     """
     whole("replicates", replicates)
     whole("batch_size", batch_size)
+    if max_rows is not None:
+        whole("max_rows", max_rows)
     if not 0 < confidence < 1:
         raise DohyoError(f"confidence is {confidence}; it must lie strictly between 0 and 1")
     if target_stderr is not None:
         check_target(target_stderr, estimator)
+    if replicates * (len(data) if isinstance(data, Tensor) else 1) > _MOST_ESTIMATES:
+        raise DohyoError(
+            f"replicates is {replicates}: there can be {_MOST_ESTIMATES} estimates in all; use a higher cost instead"
+        )
     if isinstance(data, Tensor):
         batches: Iterable[Any] = data.split(batch_size) if len(data) else ()
     else:
@@ -138,7 +151,7 @@ def evaluate(
             noise = float(torch.cat(pilot).nanmean()) if pilot else math.nan
             total = sum(len(x) for x in tensors(batches))
             if math.isfinite(noise):  # at least two, so that the error reached can be measured
-                replicates = max(2, math.ceil(noise / (total * target_stderr**2)))
+                replicates = max(2, _replicates(noise, total, target_stderr, estimator))
         values, fingerprint, done = [], 0, 0
         for x in tensors(batches):
             values.append(replicated(x, replicates))
@@ -154,8 +167,8 @@ def evaluate(
             spent += source.rows
     if not values:
         raise DohyoError("the data set is empty; give at least one datum")
-    cost = spent * int(getattr(model, "evaluations_per_weight", 1))
-    return summarise(torch.cat(values), estimator, cost, torch.cat(shapes), confidence, fingerprint)
+    each = int(getattr(model, "evaluations_per_weight", 1))
+    return summarise(torch.cat(values), estimator, spent * each, torch.cat(shapes), confidence, fingerprint, each > 1)
 
 
 def mean_log_p(model: Model, data: Tensor, estimator: Estimator, *, batch_size: int, max_rows: int | None, seed: int) -> float:
@@ -190,8 +203,24 @@ def check_target(target_stderr: float, estimator: Estimator) -> None:
         )
 
 
+def _replicates(noise: float, data: int, target_stderr: float, estimator: Estimator) -> int:
+    """How many estimates of each datum reach the target, if one has this variance."""
+    needed = noise / data / target_stderr / target_stderr
+    if needed * data > _MOST_ESTIMATES:
+        weights = needed * data * estimator.expected_cost
+        raise DohyoError(f"target_stderr is {target_stderr}; it would take {needed:.3g} replicates, {weights:.3g} log-weights: "
+                         f"give {math.sqrt(noise / _MOST_ESTIMATES):.2g} or more, or an estimator with less noise")  # fmt: skip
+    return math.ceil(needed)
+
+
 def summarise(
-    values: Tensor, estimator: Estimator, cost: int, khat: Tensor, confidence: float = 0.95, fingerprint: int = 0
+    values: Tensor,
+    estimator: Estimator,
+    cost: int,
+    khat: Tensor,
+    confidence: float = 0.95,
+    fingerprint: int = 0,
+    annealed: bool = False,
 ) -> Evaluation:
     """An `Evaluation` of estimates (data, replicates) that were made elsewhere."""
     data, replicates = values.shape
@@ -199,35 +228,17 @@ def summarise(
     mean = float(per_datum.mean())
     noise = float((values.var(-1).sum() / replicates).sqrt() / data) if replicates > 1 else None
     stderr, degrees = (float(per_datum.std() / math.sqrt(data)), data - 1) if data > 1 else (noise, replicates - 1)
-    warnings = []
-    empty = int((per_datum == -torch.inf).sum())
-    if empty:
-        warnings.append(f"{empty} of {data} estimates are -inf: all weights of some block are zero, so the mean is -inf")
     if stderr is None or not math.isfinite(stderr):
         stderr, interval = math.nan, (math.nan, math.nan)
-        if not empty:
-            warnings.append("one datum and one replicate give no error bar: use more data or replicates")
     else:
         interval = _interval(mean, stderr, confidence, degrees)
     robust_mean, robust_interval = None, None
     if estimator.finite_variance is False:
         robust_mean, robust_interval = median_of_means(per_datum if data > 1 else values[0], confidence)
-        warnings.append("this estimator's variance is infinite: do not trust the interval (see robust_interval)")
-    unseen = estimator.unseen_share(values.numel())
-    if estimator.finite_variance and unseen > 0.5:
-        warnings.append(
-            f"about {unseen:.0%} of this estimator's variance comes from depths that {values.numel()} draws hardly reach: the "
-            "standard error is far too small; use symmetric-sumo or multilevel-rr"
-        )
-    heavy = float((khat > _HEAVY).double().mean()) if len(khat) else 0.0
-    if heavy > 0:
-        warnings.append(
-            f"Pareto k-hat is above {_HEAVY} for {heavy:.0%} of the {len(khat)} data examined (largest "
-            f"{float(khat[khat.isfinite()].max()):.2f}): their weights may have no variance, and errors may be larger than stated"
-        )
     return Evaluation(
         mean, stderr, noise, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
-        estimator.kind, tuple(warnings), fingerprint, values.std(-1) / math.sqrt(replicates) if replicates > 1 else None,
+        estimator.kind, judge(values, estimator, khat, annealed), fingerprint,
+        values.std(-1) / math.sqrt(replicates) if replicates > 1 else None,
     )  # fmt: skip
 
 

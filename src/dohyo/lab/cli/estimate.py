@@ -8,8 +8,8 @@ from typing import Any
 from jsonargparse import Namespace
 
 import dohyo
-from dohyo.errors import DohyoError
-from dohyo.files import replacing
+from dohyo.errors import DohyoError, check_seed
+from dohyo.files import output_file, replacing
 from dohyo.lab.bank import block_width, estimate_bank, load_log_weights
 from dohyo.lab.cli.screen import estimator_from, interval, number, say, show_evaluation, show_table
 from dohyo.lab.parsing import Parser
@@ -65,6 +65,10 @@ def run(options: Namespace) -> int:
         from dohyo.lab.plots.picture import check_picture
 
         check_picture(options.plot)
+    check_seed("--seed", options.seed)
+    for path in (options.out, options.plot):
+        if path is not None:
+            output_file(path)
     log_w = load_log_weights(options.file, options.key)
     width = block_width(log_w.shape[1], options.replicates)
     estimator = estimator_from(options.estimator, options.cost, width)

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from dohyo.errors import DohyoError, whole
+from dohyo.errors import DohyoError, check_seed
 from dohyo.lab.cli.screen import say
 from dohyo.lab.experiments.density import SAMPLED, DensityRun
 from dohyo.lab.parsing import Parser
+from dohyo.lab.plots.picture import check_picture
 from dohyo.lab.plots.runs import is_image, plot_images, plot_reconstructions
 from dohyo.lab.plots.tables import plot_columns
 
@@ -17,6 +18,9 @@ _EXAMPLES = """examples:
   dohyo sample runs/a --count 64 --out samples.png
   dohyo sample runs/a --count 16 --reconstruct --out reconstructions.png
 """
+
+
+_MOST = 10_000  # a picture of more would show nothing
 
 
 def parser() -> Parser:
@@ -30,13 +34,17 @@ def parser() -> Parser:
 
 
 def run(options: Namespace) -> int:
+    if options.count is not None and not 1 <= options.count <= _MOST:
+        raise DohyoError(f"--count is {options.count}; it must be from 1 to {_MOST}")
+    check_seed("--seed", options.seed)
+    check_picture(options.out)
     trained = DensityRun.open(options.run)
     model: Any = trained.trained()
     data = trained.data
     table = not is_image(data.shape)
     if table and options.reconstruct:
         raise DohyoError(f"{data.name} is a table, and reconstructions are plotted for images; leave --reconstruct out")
-    count = (SAMPLED if table else 64) if options.count is None else whole("--count", options.count)
+    count = (SAMPLED if table else 64) if options.count is None else options.count
     needed = "sample" if table else "reconstruct" if options.reconstruct else "sample_mean"
     if not hasattr(model, needed):
         raise DohyoError(f"{type(model).__name__} has no method {needed}; write one (see dohyo.models.LatentVariableModel)")

@@ -10,7 +10,6 @@ import numpy as np
 from dohyo.errors import DohyoError, whole
 from dohyo.lab.data.dataset import SPLITS, Dataset, Kind, Source, check_array, from_arrays, random_state
 from dohyo.lab.data.images import read_images
-from dohyo.lab.data.mirrors import Progress
 from dohyo.lab.data.public import SETS
 from dohyo.lab.data.readers import Arrays, read_numpy
 from dohyo.lab.data.tables import Table, read_csv, read_parquet
@@ -28,7 +27,6 @@ def load(
     *,
     white: float | None = None,
     shape: tuple[int, ...] | None = None,
-    progress: Progress | None = None,
 ) -> Dataset:
     """A data set by its name, or from a user's file or folder.
 
@@ -39,7 +37,6 @@ def load(
         seed: For splitting a single array, and for the binarisation of validation and test data.
         white: The grey value that is white, by which grey data are divided; by default 1, 255, or an error if it is unclear.
         shape: The shape of one datum if it is not the file's own, such as (1, 8, 8) for a table with 64 columns.
-        progress: Called during a download with the bytes done and the total, or None if the mirror does not give it.
 
     Example:
         >>> load("digits", kind="real").kind
@@ -51,7 +48,7 @@ def load(
     named(dict.fromkeys(["auto", *get_args(Kind)]), kind, "kind of data")
     whole("the seed of the data", seed, 0)
     path = Path(name).expanduser()
-    images = SETS[name](data_dir, progress) if name in SETS else None
+    images = SETS[name](data_dir) if name in SETS else None
     read = _reader(name, path) if images is None else None
     try:
         source = _divided(read(path), seed) if read else Source(_as_images(images or {}))

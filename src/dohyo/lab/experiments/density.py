@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -13,15 +13,17 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dohyo.errors import DohyoError, reporting
+from dohyo.annealing import Annealed
+from dohyo.errors import DohyoError, check_seed, reporting
 from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
-from dohyo.files import plain
+from dohyo.files import plain, resolved
 from dohyo.lab.data import NAMES, Dataset, load
-from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
+from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
 from dohyo.lab.folder import (
+    CHECKPOINT,
     LEARNING_CURVES,
     MARGINALS,
     PAIRS,
@@ -32,70 +34,101 @@ from dohyo.lab.folder import (
     write_result,
 )
 from dohyo.lab.training import LoopConfig
-from dohyo.lab.training.config import RESUMABLE
+from dohyo.lab.training.config import option
 from dohyo.lab.training.loop import Diverged, check
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import OnData
+from dohyo.lab.training.tasks import OnData, size_of
 from dohyo.models import build
 from dohyo.models.registry import takes
 from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
 DataKind = Literal["auto", "binary", "grey", "real"]
+_MOST_REPLICAS, _MOST_TERMS, _LARGEST_DATUM = 1000, 100_000, 2**20
 Clip = float | Literal["auto"] | None
 SAMPLED = 1000  # samples of the model in the pictures of a table
 
 
 @dataclass
 class DensityConfig(EstimatorConfig, LoopConfig):
-    """A run of density modelling.
+    """A run of density modelling."""
 
-    Attributes:
-        data: digits, mnist, mnist-static, omniglot; a .npy, .npz, .csv or .parquet file; or a folder of images.
-        data_dir: The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.
-        data_kind: What the numbers are: binary (0 and 1), grey (the probability that a pixel is one), real; auto looks at them.
-        data_white: The grey value that is white, such as 16; needed where whole numbers do not reach 255.
-        data_shape: The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.
-        data_seed: Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.
-        model: vae, vae2 (two stochastic layers), or package.module:name, your own nn.Module or a function that returns one.
-        max_terms: The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit.
-        encoder: What phi follows; by default same for bounds and dreg for unbiased estimators.
-        k_draw: One K for a batch, or one for each datum.
-        baseline: For encoder variance.
-        clip_datum: The largest sum of one datum's coefficients; null for no such clipping.
-        clip_decoder: The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators.
-        clip_encoder: The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.
-        test_terms: The test NLL is by IWAE with this many terms.
-        replicas: How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean
-            and spread. Each has its own data order and noise; K is common to all.
-    """
-
-    data: str = "digits"
-    data_dir: Path | None = field(default=None, metadata=RESUMABLE)
-    data_kind: DataKind = "auto"
-    data_white: float | None = None
-    data_shape: str | None = None
-    data_seed: int | None = None
-    model: str = "vae"
+    data: str = option(
+        "digits", "digits, mnist, mnist-static, omniglot; a .npy, .npz, .csv or .parquet file; or a folder of images."
+    )
+    data_dir: Path | None = option(
+        None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
+    )
+    data_kind: DataKind = option(
+        "auto", "What the numbers are: binary (0 and 1), grey (the probability that a pixel is one), real; auto looks at them."
+    )
+    data_white: float | None = option(
+        None, "The grey value that is white, such as 16; needed where whole numbers do not reach 255."
+    )
+    data_shape: str | None = option(None, "The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.")
+    data_seed: int | None = option(
+        None, "Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it."
+    )
+    model: str = option(
+        "vae", "vae, vae2 (two stochastic layers), or package.module:name, your own nn.Module or a function that returns one."
+    )
     latent: int = 50
-    max_terms: int | None = None
-    encoder: Encoder | None = None
-    k_draw: KDraw = "batch"
-    baseline: Baseline = "zero"
-    clip_datum: float | None = None
-    clip_decoder: Clip = "auto"  # type: ignore[assignment]  # a number or None once it is made
-    clip_encoder: Clip = "auto"  # type: ignore[assignment]
-    test_terms: int = field(default=5000, metadata=RESUMABLE)
-    replicas: int = 1
+    init_from: Path | None = option(
+        None, "The folder of a run whose best parameters this one begins with; of replicas, each with its own."
+    )
+    anneal: int = option(
+        0,
+        "The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own; `cost` "
+        "counts chains. 0 for samples of the encoder.",
+    )
+    estimator: str | None = option(  # type: ignore[assignment]  # a name once it is made
+        None,
+        "What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; by default sumo, and iwae "
+        "over chains.",
+    )
+    cost: float | None = option(  # type: ignore[assignment]
+        None,
+        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 2 chains.",
+    )
+    max_terms: int | None = option(
+        None, "The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit."
+    )
+    encoder: Encoder | None = option(
+        None, "What phi follows; by default same for bounds, and dreg for unbiased estimators and chains."
+    )
+    k_draw: KDraw = option("batch", "One K for a batch, or one for each datum.")
+    baseline: Baseline = option("zero", "For encoder variance.")
+    clip_datum: float | None = option(None, "The largest sum of one datum's coefficients; null for no such clipping.")
+    clip_decoder: Clip = option(
+        "auto", "The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators."
+    )  # type: ignore[assignment]  # a number or None once it is made
+    clip_encoder: Clip = option("auto", "The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.")  # type: ignore[assignment]
+    test_terms: int = option(5000, "The test NLL is by IWAE with this many terms.", resume=True)
+    replicas: int = option(
+        1,
+        "How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean and "
+        "spread. Each has its own data order and noise; K is common to all.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("test_terms", "hidden", "latent", "replicas", "max_terms")
+        if self.anneal < 0:
+            raise DohyoError(f"anneal is {self.anneal}; it must be a number of leapfrogs, or 0 for samples of the encoder")
+        self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
+        self.cost = self.cost if self.cost is not None else 2.0 if self.anneal else 15.0
+        if self.replicas > _MOST_REPLICAS:
+            raise DohyoError(f"replicas is {self.replicas}; it must be at most {_MOST_REPLICAS}: start several commands for more")
+        if self.max_terms is not None and self.max_terms > _MOST_TERMS:
+            raise DohyoError(f"max_terms is {self.max_terms}; it must be at most {_MOST_TERMS}, or null for no limit")
+        check_seed("data_seed", self.data_seed)
         if self.data_dir is not None:
-            self.data_dir = self.data_dir.resolve()
-        if self.data not in NAMES and Path(self.data).expanduser().exists():  # found again from another folder
-            self.data = str(Path(self.data).expanduser().resolve())
+            self.data_dir = resolved(self.data_dir)
+        if self.init_from is not None:
+            self.init_from = resolved(self.init_from)
+        if self.data not in NAMES and resolved(Path(self.data).expanduser()).exists():  # found again from another folder
+            self.data = str(resolved(Path(self.data).expanduser()))
         _sizes(self.data_shape)
         objective = self.objective()
         bound = objective.estimator.depth_law.cap == 0  # a fixed number of terms
@@ -110,8 +143,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             self.clip_encoder = 10.0 if bound and self.encoder == "same" else 5000.0 if self.encoder == "variance" else 125.0
 
     def objective(self) -> MaximumLikelihood:
-        estimator = self.make_estimator(self.max_terms)
-        return MaximumLikelihood(estimator, self.encoder, self.k_draw, self.baseline, self.clip_datum)
+        estimator, encoder = self.make_estimator(self.max_terms), self.encoder or ("dreg" if self.anneal else None)
+        return MaximumLikelihood(estimator, encoder, self.k_draw, self.baseline, self.clip_datum)
 
     def dataset(self) -> Dataset:
         """The data as the model gets them: flat if the model is built with their size, `data`, and else in their own shape."""
@@ -123,11 +156,18 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         """The model with its initial parameters, which depend on the seed."""
         torch.manual_seed(self.seed)
         likelihood = "gaussian" if data.kind == "real" else "bernoulli"
-        known = {"data": math.prod(data.shape), "hidden": self.hidden, "latent": self.latent, "likelihood": likelihood}
+        size = math.prod(data.shape)
+        if size > _LARGEST_DATUM and ":" not in self.model:
+            raise DohyoError(f"one datum has {size} numbers, and {self.model} takes at most {_LARGEST_DATUM}; use fewer columns")
+        known = {"data": size, "hidden": self.hidden, "latent": self.latent, "likelihood": likelihood}
         model = build(self.model, **known, **({"shape": data.shape} if takes(self.model, "shape") else {}))
         start_from = getattr(model, "start_from", None)
         if start_from is not None:
             start_from(data.train)
+        if self.anneal:
+            annealed = Annealed(model, self.anneal)  # type: ignore[arg-type]
+            annealed.constants = size_of(annealed, data.valid)
+            return annealed
         return model
 
 
@@ -159,6 +199,8 @@ class DensityRun(Run[DensityConfig]):
         objective = config.objective()
         with contextlib.nullcontext() if ":" not in config.model else reporting(_failed(config.model, x)):
             model = config.build_model(self.data)
+            if config.init_from is not None and not (self.folder / CHECKPOINT).exists():
+                begin_with(unannealed(model), config.init_from)
             check(model, objective, x)
         return model, self.task, objective
 
@@ -170,7 +212,10 @@ class DensityRun(Run[DensityConfig]):
             return []
         k_seed, data_seed = (seed if own is None else own for own in (config.k_seed, config.data_seed))
         common = dataclasses.replace(config, k_seed=k_seed, data_seed=data_seed, replicas=1)
-        configs = [dataclasses.replace(common, seed=seed + i) for i in range(config.replicas)]
+        folders = [config.init_from] * config.replicas
+        if config.init_from is not None and replica_folder(config.init_from, 0).exists():
+            folders = [replica_folder(config.init_from, i) for i in range(config.replicas)]
+        configs = [dataclasses.replace(common, seed=seed + i, init_from=folder) for i, folder in enumerate(folders)]
         return [DensityRun(replica_folder(self.folder, i), config, self) for i, config in enumerate(configs)]
 
     @property
@@ -185,11 +230,15 @@ class DensityRun(Run[DensityConfig]):
     def trained(self) -> nn.Module:
         if self.replicas:
             raise DohyoError(f"{self.folder} holds {len(self.replicas)} replicas; name one of them: {self.replicas[0].folder}")
-        return super().trained()
+        return unannealed(super().trained())
 
-    def train(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:
+    @property
+    def folders(self) -> list[Path]:
+        return [self.folder, *(replica.folder for replica in self.replicas)]
+
+    def _train(self, fabric: Fabric, on_epoch: OnEpoch, on_test: OnTest) -> dict[str, Any]:
         if not self.replicas:
-            return super().train(fabric, lambda record: on_epoch({**record, "notices": _not_captured(record)}), on_test)
+            return super()._train(fabric, lambda record: on_epoch({**record, "notices": _not_captured(record)}), on_test)
         if fabric.is_global_zero:
             self.write_config()
         serial, lost = [], {}
@@ -253,14 +302,29 @@ class DensityRun(Run[DensityConfig]):
         spread = statistics.stdev(nlls) if None not in nlls else None
         stderr = None if spread is None else spread / math.sqrt(len(nlls))
         own = {"seed": self.config.seed, "warnings": sorted({line for result in results for line in result["warnings"]})}
+        verdicts = [result["verdict"] for result in results if result.get("verdict")]
+        if verdicts:
+            own["verdict"] = min(verdicts, key=lambda verdict: {False: 0, None: 1, True: 2}[verdict["trusted"]])  # the worst
         return mean | own | {"test_nll_spread": spread, "test_nll_mean_stderr": stderr, "replicas": results}
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
-        model, config, data = self.parts[0], self.config, self.data
-        test = evaluate_over_processes(
-            fabric, model, data.test, IWAE(config.test_terms), seed=config.seed, max_rows=config.max_rows,
-            progress=lambda done: on_test(done, -(-len(data.test) // fabric.world_size)),
-        )  # fmt: skip
+        trained, config, data = self.parts[0], self.config, self.data
+        model, chains = unannealed(trained), {}
+
+        def test_by(model: nn.Module, terms: int) -> Evaluation:
+            return evaluate_over_processes(
+                fabric, model, data.test, IWAE(terms), seed=config.seed, max_rows=config.max_rows,
+                progress=lambda done: on_test(done, -(-len(data.test) // fabric.world_size)),
+            )  # fmt: skip
+
+        test = test_by(model, config.test_terms)
+        if isinstance(trained, Annealed):
+            terms = max(1, config.test_terms // trained.evaluations_per_weight)  # as many evaluations of p(x, z)
+            found = test_by(trained, terms)
+            chains = {
+                "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": terms,
+                "anneal": config.anneal,
+            }  # fmt: skip
         records = read_records(self.folder)
         if fabric.is_global_zero:
             self._plot(model.cpu(), records)
@@ -269,12 +333,15 @@ class DensityRun(Run[DensityConfig]):
             "test_nll": -test.mean,
             "test_nll_stderr": test.stderr,
             "test_terms": config.test_terms,
+            **chains,
+            "decoder_passes": decoder_passes(config),
             "valid_nll": numbers["best_score"],
             **about_estimator(config, config.objective().estimator),
             "data": config.data,
             "data_read": data.about,
             "model": config.model,
             "best_epoch": numbers["best_epoch"],
+            "verdict": test.verdict.to_dict(),
             "warnings": [*(_not_captured(records[-1]) if records else []), *test.warnings],
         }
 
@@ -299,6 +366,32 @@ class DensityRun(Run[DensityConfig]):
                 plot_reconstructions(data.test[:16], model.reconstruct(data.test[:16]), data.shape, folder / RECONSTRUCTIONS)
 
 
+def begin_with(model: nn.Module, folder: Path) -> None:
+    """Give a model the best parameters of another run."""
+    best = load_checkpoint(folder)["best"]
+    if "bridge" in best:  # of a run through chains: its model is inside
+        best = {name.removeprefix("model."): value for name, value in best.items() if name.startswith("model.")}
+    try:
+        model.load_state_dict(best)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise DohyoError(f"{folder}: its parameters do not fit this model ({reason}); train the same model as there") from error
+
+
+def unannealed(model: nn.Module) -> nn.Module:
+    """The model itself, where it is trained through chains."""
+    inner: nn.Module = model.model if isinstance(model, Annealed) else model
+    return inner
+
+
+def decoder_passes(config: DensityConfig) -> dict[str, float]:
+    """The expected passes through the decoder that a training step takes for each datum; backward, those by its inputs and those
+    by its weights count one each. A chain takes both for each leapfrog and at its end, and one sample of the encoder."""
+    weights, steps = config.objective().estimator.expected_cost, config.anneal
+    forward, backward = (steps + 2, steps + 3) if steps else (1, 2)
+    return {"forward": weights * forward, "backward": weights * backward}
+
+
 def evaluate_over_processes(
     fabric: Fabric, model: Any, data: Tensor, estimator: Estimator, seed: int, **options: Any
 ) -> Evaluation:
@@ -315,7 +408,8 @@ def evaluate_over_processes(
     for rank, part in enumerate(parts):
         values[rank :: fabric.world_size, 0] = part.per_datum
     noise = [part.noise_stderr * len(part.per_datum) for part in parts if part.noise_stderr is not None]
-    whole = summarise(values, estimator, sum(part.cost for part in parts), torch.cat([part.khat for part in parts]))
+    khat, annealed = torch.cat([part.khat for part in parts]), getattr(model, "evaluations_per_weight", 1) > 1
+    whole = summarise(values, estimator, sum(part.cost for part in parts), khat, annealed=annealed)
     together = math.hypot(*noise) / len(data) if len(noise) == len(parts) else None
     return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
 

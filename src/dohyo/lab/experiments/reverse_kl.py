@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
 from dohyo.files import replacing
@@ -20,7 +21,7 @@ from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estima
 from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
 from dohyo.lab.training import DrawsConfig
-from dohyo.lab.training.config import RESUMABLE, Optimiser, Progress
+from dohyo.lab.training.config import Optimiser, Progress, option
 from dohyo.lab.training.loop import check as check_objective
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import OnDraws, Record
@@ -28,6 +29,7 @@ from dohyo.models import GaussianLVM
 from dohyo.objectives import KDraw, Paths, ReverseKL, SamplingEncoder
 
 RAW_DRAWS = 100_000
+TUNED_ON, FEWEST = 256, 16  # draws of the model that chains are tuned on; chains for each draw, at least
 _KEPT = "a checkpoint of an earlier check, if there is one, is kept"
 
 Baseline = Literal["zero", "target"]
@@ -35,44 +37,44 @@ Baseline = Literal["zero", "target"]
 
 @dataclass
 class ReverseKLConfig(EstimatorConfig, DrawsConfig):
-    """A run of reverse KL.
-
-    Attributes:
-        target: funnel, banana, mixture, ring, eight-schools, eight-schools-centred, o-rings, autoregressive, or your own
-            log-density as package.module:function.
-        dimension: Of your own target.
-        encoder: What phi follows; same goes down with theta (plain IWAE), iwae makes it minimax.
-        k_draw: One K for each draw, or one for all of a step.
-        paths: The parts of theta's gradient that are kept.
-        baseline: For encoder variance.
-        on_divergence: What to do when the encoder is lost or the estimate has left the truth at two checks in a row.
-        check_draws: Draws in a check of the true divergence.
-        check_terms: Samples of the encoder for each draw in a check.
-        test_draws: Draws in the last check.
-        test_terms: Samples of the encoder for each draw in the last check.
-    """
+    """A run of reverse KL."""
 
     batch_size: int = 100
     optimiser: Optimiser = "adam"
     learning_rate: float = 5e-4
     beta2: float = 0.99
     epsilon: float = 1e-8
-    target: str = "funnel"
-    dimension: int | None = None
-    encoder: SamplingEncoder | None = None
-    k_draw: KDraw = "datum"
-    paths: Paths | None = None
-    baseline: Baseline = "zero"
-    on_divergence: Literal["stop", "continue"] = field(default="stop", metadata=RESUMABLE)
-    max_rows: int = field(default=10_000, metadata=RESUMABLE)
-    check_draws: int = 500
-    check_terms: int = 1000
-    test_draws: int = field(default=4000, metadata=RESUMABLE)
-    test_terms: int = field(default=2000, metadata=RESUMABLE)
+    target: str = option(
+        "funnel",
+        "funnel, banana, mixture, ring, eight-schools, eight-schools-centred, o-rings, autoregressive, or your own log-density "
+        "as package.module:function.",
+    )
+    dimension: int | None = option(None, "Of your own target.")
+    encoder: SamplingEncoder | None = option(
+        None, "What phi follows; same goes down with theta (plain IWAE), iwae makes it minimax."
+    )
+    k_draw: KDraw = option("datum", "One K for each draw, or one for all of a step.")
+    paths: Paths | None = option(None, "The parts of theta's gradient that are kept.")
+    baseline: Baseline = option("zero", "For encoder variance.")
+    on_divergence: Literal["stop", "continue"] = option(
+        "stop", "What to do when the encoder is lost or the estimate has left the truth at two checks in a row.", resume=True
+    )
+    max_rows: int = option(10_000, resume=True)
+    check_draws: int = option(500, "Draws in a check of the true divergence.")
+    check_terms: int = option(1000, "Samples of the encoder for each draw in a check.")
+    test_draws: int = option(4000, "Draws in the last check.", resume=True)
+    test_terms: int = option(2000, "Samples of the encoder for each draw in the last check.", resume=True)
+    anneal: int = option(
+        0,
+        "Leapfrogs of the chains that take their place in the last check, as many as cost the same evaluations; 0 for none.",
+        resume=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("hidden", "latent", "check_draws", "check_terms", "test_draws", "test_terms")
+        if self.anneal < 0:
+            raise DohyoError(f"anneal is {self.anneal}; it must be a whole number of steps, 0 for the encoder's weights")
         for name in ("check_draws", "test_draws"):
             if getattr(self, name) < 25:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least 25 for an error bar")
@@ -132,7 +134,7 @@ class TowardsTarget(OnDraws):
 class ReverseKLRun(Run[ReverseKLConfig]):
     """A run of `dohyo reverse-kl`."""
 
-    command, config_type, tested_by = "reverse-kl", ReverseKLConfig, ("test_draws", "test_terms")
+    command, config_type, tested_by = "reverse-kl", ReverseKLConfig, ("test_draws", "test_terms", "anneal")
 
     @cached_property
     def target(self) -> Target:
@@ -152,7 +154,8 @@ class ReverseKLRun(Run[ReverseKLConfig]):
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
         config, log_target, (model, task, objective) = self.config, self.target, self.parts
         model = model.to(fabric.device)
-        draws = draw_over_processes(fabric, model, log_target, config.test_draws, config.test_terms, config, on_test)
+        weighed, terms = _annealed(model, config)
+        draws = draw_over_processes(fabric, weighed, log_target, config.test_draws, terms, config, on_test)
         found = divergence(draws, log_target.log_normaliser)
         records = read_records(self.folder)
         if not records:
@@ -192,6 +195,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             "paths": config.paths,
             "test_draws": config.test_draws,
             "test_terms": config.test_terms,
+            "anneal": config.anneal,
             "warnings": warnings,
         }
 
@@ -211,6 +215,17 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             if name in exact:
                 entry |= {"exact_mean": exact[name][0], "exact_sd": exact[name][1]}
         return {"moments": weighted, "khat": shape}
+
+
+def _annealed(model: Any, config: ReverseKLConfig) -> tuple[Any, int]:
+    """The model with the weights of the last check, and how many for each draw; every process tunes the same chains."""
+    if config.anneal == 0:
+        return model, config.test_terms
+    annealed, seed = Annealed(model, config.anneal), config.seed + 6_000_011
+    with isolated(model, seed):
+        x = model.sample(TUNED_ON)
+    annealed.tune(x, seed=seed, max_rows=config.max_rows)
+    return annealed, max(FEWEST, config.test_terms // annealed.evaluations_per_weight)
 
 
 def draw_over_processes(

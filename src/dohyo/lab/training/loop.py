@@ -16,6 +16,7 @@ from dohyo.evaluation import isolated
 from dohyo.lab.folder import CHECKPOINT
 from dohyo.lab.training.config import LoopConfig
 from dohyo.lab.training.inputs import Trainable, task_of
+from dohyo.lab.training.locks import only_writer
 from dohyo.lab.training.log import RunLog
 from dohyo.lab.training.processes import launch, sum_over_processes
 from dohyo.lab.training.state import State
@@ -155,10 +156,13 @@ class Training:
         self.state = State.start(model, config, fabric, objective.shared, own_noise)
         self.log: RunLog | None = None
         self.saved = time.monotonic()
+        self.lock = contextlib.ExitStack()
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.state.restore(folder, config, fabric, task)
-            self.log = RunLog(folder, self.state.progress.epoch) if fabric.is_global_zero else None
+            with contextlib.ExitStack() as lock:
+                lock.enter_context(only_writer(folder, fabric=fabric))
+                self.state.restore(folder, config, fabric, task)
+                self.log = RunLog(folder, self.state.progress.epoch) if fabric.is_global_zero else None
+                self.lock = lock.pop_all()  # until `close`
         self.over: bool = config.over(self.state.progress)
 
     def end_epoch(self, record: Record, started: float, trained: float) -> Record:
@@ -208,3 +212,4 @@ class Training:
     def close(self) -> None:
         if self.log is not None:
             self.log.close()
+        self.lock.close()

@@ -1,5 +1,6 @@
 """What the loop trains on: data, or samples from the model itself."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -8,15 +9,18 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from dohyo.annealing import Annealed, Constants
+from dohyo.annealing.chain import Source
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE
-from dohyo.evaluation import mean_log_p, most_rows
+from dohyo.evaluation import isolated, mean_log_p, most_rows
 from dohyo.lab.training.config import DrawsConfig, LoopConfig, Progress, StepConfig
 from dohyo.lab.training.processes import one_thread, sum_over_processes
 from dohyo.objectives import Outcome
 
+PILOT = 256  # training data on which chains are tuned
 Record = dict[str, Any]
-C = TypeVar("C", bound=StepConfig, contravariant=True)
+C = TypeVar("C", bound=StepConfig)
 
 
 class Objective(Protocol):
@@ -52,35 +56,35 @@ class Batches:
             yield self.order[..., step * self.size : (step + 1) * self.size]
 
 
-class Task(Protocol, Generic[C]):
-    """What the loop needs from a task."""
+class Task(ABC, Generic[C]):
+    """What the loop trains on."""
 
+    @abstractmethod
     def begin(self, fabric: Fabric, config: C) -> None:
         """Move data to the device; raise a DohyoError if there is too little for this number of processes."""
-        ...
 
     def prepare(self, state: Any, config: C) -> None:
         """Change the run's state before each epoch; most tasks do nothing."""
-        ...
 
+    @abstractmethod
     def batches(self, config: C, progress: Progress, order: torch.Generator) -> Iterable[Tensor]:
         """The indices of each step's data, for one epoch."""
-        ...
 
+    @abstractmethod
     def batch(self, index: Tensor) -> Tensor:
         """The objective's input, one row for each index."""
-        ...
 
     def check(self, model: nn.Module, record: Record, config: C, fabric: Fabric) -> Record:
         """Measure the model after an epoch. If the result has a `score`, the parameters with the lowest score are kept, otherwise
         the last ones. If `stop` is true, the run ends."""
-        ...
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """The task's part of the checkpoint, for this process, as plain data."""
-        ...
+        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
 
 
 class Data(Protocol):
@@ -94,7 +98,7 @@ class Data(Protocol):
     def to(self, device: torch.device) -> "Data": ...
 
 
-class OnData:
+class OnData(Task[LoopConfig]):
     """Epochs over data in random order, with the validation NLL after each."""
 
     def __init__(self, data: Data) -> None:
@@ -107,7 +111,11 @@ class OnData:
         self.data = self.data.to(fabric.device)
 
     def prepare(self, state: Any, config: LoopConfig) -> None:
-        pass
+        epoch = state.progress.epoch
+        if isinstance(state.model, Annealed) and _due(epoch):
+            with isolated(state.model, config.seed + epoch):
+                pilot = self.batch(torch.randint(len(self.data.train), (PILOT,), device=self.data.train.device))
+            tune_chains(state.model, pilot, config.seed + epoch, first=epoch == 0)
 
     def batches(self, config: LoopConfig, progress: Progress, order: torch.Generator) -> Batches:
         with one_thread():
@@ -121,22 +129,13 @@ class OnData:
         nll = validation_nll(model, self.data.valid, config, fabric)
         return {"valid_nll": nll, "score": nll}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class OnDraws:
+class OnDraws(Task[Any]):
     """Steps on samples from the model: an index stands for one sample. Subclasses define what to check between epochs."""
 
     def begin(self, fabric: Fabric, config: DrawsConfig) -> None:
         if config.batch_size < fabric.world_size:
             raise DohyoError(f"batch_size is {config.batch_size}, fewer than the {fabric.world_size} processes")
-
-    def prepare(self, state: Any, config: Any) -> None:
-        pass
 
     def batches(self, config: DrawsConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         for _ in range(min(config.check_every, config.steps - progress.step)):
@@ -145,22 +144,35 @@ class OnDraws:
     def batch(self, index: Tensor) -> Tensor:
         return index
 
-    def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
-        return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
+def tune_chains(model: Annealed, pilot: Tensor, seed: int, first: bool) -> None:
+    """Tune chains again after the model has changed; `first`: from the beginning."""
+    if first:
+        model.constants = Constants.plain(model.steps or 0)
+    model.tune(pilot, iterations=40 if first else 10, seed=seed)
+    model.constants = size_of(model, pilot)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+
+def size_of(model: Annealed, x: Tensor) -> Constants:
+    """The constants of chains with a value for each dimension, so that they fit a checkpoint."""
+    constants = model.constants or Constants.plain(0)
+    return constants.of_size(Source(model.model, x[:1], constants).size)
+
+
+def _due(epoch: int) -> bool:
+    """Whether chains are tuned before this epoch: the more slowly the model changes, the more rarely."""
+    return epoch & (epoch - 1) == 0  # 0 and the powers of two
 
 
 def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> float:
     """The mean NLL by IWAE over the validation data, divided among the processes, with a separate seed."""
     own = valid[fabric.global_rank :: fabric.world_size]
-    estimator = IWAE(config.valid_terms)
+    terms = config.valid_terms
+    if isinstance(model, Annealed):  # about as many passes through the decoder
+        terms = max(1, 3 * terms // model.evaluations_per_weight)
+    estimator = IWAE(terms)
     seed = config.seed + fabric.global_rank
-    batch = max(1000, most_rows(own, config.max_rows) // config.valid_terms)
+    batch = max(1000, most_rows(own, config.max_rows) // terms)
     mean = mean_log_p(model, own, estimator, batch_size=batch, max_rows=config.max_rows, seed=seed)  # type: ignore[arg-type]
     total = torch.tensor(mean * len(own), dtype=torch.float64, device=fabric.device)
     return -float(sum_over_processes(fabric, [total])[0]) / len(valid)
