@@ -30,7 +30,7 @@ EVALUATION, SANDWICH = "evaluation.json", "sandwich.json"  # what the commands o
 ANNEALING = "annealing.json"  # constants of chains, with what they were tuned for
 LOG_LIKELIHOOD = "log_likelihood.png"
 LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS = "learning_curves.png", "samples.png", "reconstructions.png"
-DENSITY, MARGINALS = "density.png", "marginals.png"
+DENSITY, MARGINALS, PAIRS = "density.png", "marginals.png", "pairs.png"
 LOCK = ".dohyo.lock"  # held by the process that writes here, and names it; empty at other times
 
 # A study's folder: cells/NAME.json for each finished cell, work/NAME for the run of a cell, and the pictures. The lock of a cell

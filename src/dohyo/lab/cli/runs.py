@@ -93,6 +93,8 @@ def _completed(
 ) -> dict[str, Any]:
     try:
         run.check(fabric)
+        for line in () if quiet else run.notes:
+            say(line)
         return _train(run, fabric, quiet, interrupted, note)
     except RuntimeError as error:
         if not _from_peers(error):

@@ -22,7 +22,17 @@ from dohyo.lab.data import NAMES, Dataset, load
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
-from dohyo.lab.folder import CHECKPOINT, LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, read_records, replica_folder, write_result
+from dohyo.lab.folder import (
+    CHECKPOINT,
+    LEARNING_CURVES,
+    MARGINALS,
+    PAIRS,
+    RECONSTRUCTIONS,
+    SAMPLES,
+    read_records,
+    replica_folder,
+    write_result,
+)
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import option
 from dohyo.lab.training.loop import Diverged, check
@@ -37,6 +47,7 @@ Baseline = Literal["zero", "running"]
 DataKind = Literal["auto", "binary", "grey", "real"]
 _MOST_REPLICAS, _MOST_TERMS, _LARGEST_DATUM = 1000, 100_000, 2**20
 Clip = float | Literal["auto"] | None
+SAMPLED = 1000  # samples of the model in the pictures of a table
 
 
 @dataclass
@@ -176,6 +187,12 @@ class DensityRun(Run[DensityConfig]):
     @cached_property
     def task(self) -> OnData:
         return OnData(self.data) if self.of is None else self.of.task  # replicas share it: the data are in memory once
+
+    @property
+    def notes(self) -> list[str]:
+        data = self.data
+        splits = f"{len(data.train):,} to train on, {len(data.valid):,} to validate, {len(data.test):,} to test"
+        return [f"{data.name}: {'x'.join(map(str, data.shape))} {data.about}; {splits}"]
 
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
         config, x = self.config, self.data.train_batch(torch.arange(min(2, len(self.data.train))))
@@ -321,6 +338,7 @@ class DensityRun(Run[DensityConfig]):
             "valid_nll": numbers["best_score"],
             **about_estimator(config, config.objective().estimator),
             "data": config.data,
+            "data_read": data.about,
             "model": config.model,
             "best_epoch": numbers["best_epoch"],
             "verdict": test.verdict.to_dict(),
@@ -328,17 +346,24 @@ class DensityRun(Run[DensityConfig]):
         }
 
     def _plot(self, model: Any, records: list[dict[str, Any]]) -> None:
-        from dohyo.lab.plots.runs import plot_images, plot_learning_curves, plot_reconstructions
+        from dohyo.lab.plots.runs import is_image, plot_images, plot_learning_curves, plot_reconstructions
+        from dohyo.lab.plots.tables import plot_columns, plot_pairs
 
+        data, folder = self.data, self.folder
         if records:
-            plot_learning_curves(records, self.folder / LEARNING_CURVES)
+            plot_learning_curves(records, folder / LEARNING_CURVES)
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
+            if not is_image(data.shape):
+                if hasattr(model, "sample"):
+                    samples = model.sample(SAMPLED)
+                    plot_columns(data.test, samples, data.columns, folder / MARGINALS)
+                    plot_pairs(data.test, samples, data.columns, folder / PAIRS)
+                return
             if hasattr(model, "sample_mean"):
-                plot_images(model.sample_mean(64), self.data.shape, self.folder / SAMPLES, title="means of samples")
+                plot_images(model.sample_mean(64), data.shape, folder / SAMPLES, title="means of samples")
             if hasattr(model, "reconstruct"):
-                x = self.data.test[:16]
-                plot_reconstructions(x, model.reconstruct(x), self.data.shape, self.folder / RECONSTRUCTIONS)
+                plot_reconstructions(data.test[:16], model.reconstruct(data.test[:16]), data.shape, folder / RECONSTRUCTIONS)
 
 
 def begin_with(model: nn.Module, folder: Path) -> None:

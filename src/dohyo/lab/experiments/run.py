@@ -100,6 +100,11 @@ class Run(ABC, Generic[C]):
         return f"{self.config.unit}s"
 
     @property
+    def notes(self) -> list[str]:
+        """What to say before training, such as how the data were read."""
+        return []
+
+    @property
     def result(self) -> dict[str, Any] | None:
         """What result.json holds, if it is there."""
         return read_result(self.folder)

@@ -10,6 +10,7 @@ from dohyo.lab.folder import (
     LEARNING_CURVES,
     LOG_LIKELIHOOD,
     MARGINALS,
+    PAIRS,
     RECONSTRUCTIONS,
     RESULT,
     SAMPLES,
@@ -154,6 +155,8 @@ class Train(Kind):
             LEARNING_CURVES: f"Training and validation NLL, clipped steps and learning rate against the epoch{best}",
             SAMPLES: "A grid of the means of samples from the trained model",
             RECONSTRUCTIONS: "Test data, each with the model's reconstruction under it",
+            MARGINALS: "Histograms of each column, of the test data and of samples from the trained model",
+            PAIRS: "The first columns in pairs, test data and samples from the trained model as dots",
         }
 
     def _by_chains(self) -> list[tuple[str, str]]:
