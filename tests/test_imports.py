@@ -52,8 +52,8 @@ ROOMS = {
     "lab.experiments": "annealing contract diagnostics estimators evaluation kl lab.data lab.fast lab.folder lab.parsing "
     "lab.rewards lab.targets lab.training models objectives packing verdict",
     "lab.plots": "bounds estimators evaluation kl lab.bank lab.folder",
-    "lab.studies": "bounds contract estimators evaluation lab.experiments lab.folder lab.plots lab.targets lab.training laws "
-    "marginal models objectives packing",
+    "lab.studies": "annealing bounds contract estimators evaluation lab.experiments lab.folder lab.plots lab.targets "
+    "lab.training laws marginal models objectives packing",
     "lab.report": "dohyo lab.folder",
     "lab.cli": "dohyo estimators evaluation lab.bank lab.experiments lab.folder lab.parsing lab.plots lab.report lab.studies "
     "lab.texts lab.training",
