@@ -58,8 +58,22 @@ class Evaluation:
     fingerprint: int = 0
     per_datum_stderr: Tensor | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but each datum's values as JSON can hold it: k-hat summarised, null for numbers that are not finite."""
+    def __repr__(self) -> str:
+        """A line to read, and one for each warning; `to_dict(values=True)` has every number."""
+        noise = "" if self.noise_stderr is None else f", of which noise {self.noise_stderr:.2g}"
+        finite = self.khat[self.khat.isfinite()]
+        shape = f", k-hat at most {float(finite.max()):.2f} in {len(finite)}" if len(finite) else ""
+        digits = 2 if not 0 < self.stderr < math.inf else max(2, 1 - math.floor(math.log10(self.stderr)))
+        lines = [f"log p(x) = {self.mean:.{digits}f} ± {self.stderr:.{digits}f}{noise} ({self.kind}; {len(self.per_datum)} data, "
+                 f"{self.cost} evaluations{shape})"]  # fmt: skip
+        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+
+    def to_dict(self, values: bool = False) -> dict[str, Any]:
+        """The numbers as JSON can hold them: k-hat summarised, null for what is not finite.
+
+        Args:
+            values: Add what there is for each datum: `log_px`, its `noise` (null with a single replicate) and `khat_values`.
+        """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["per_datum"], fields["per_datum_stderr"]
         finite = self.khat[self.khat.isfinite()]
@@ -69,7 +83,11 @@ class Evaluation:
             "max": float(finite.max()) if len(finite) else None,
             "share_above_0.7": float((finite > _HEAVY).double().mean()) if len(finite) else None,
         }
-        return {"data": len(self.per_datum), **plain(fields)}
+        every: dict[str, Any] = {}
+        if values:
+            noise = None if self.per_datum_stderr is None else self.per_datum_stderr.tolist()
+            every = plain({"log_px": self.per_datum.tolist(), "noise": noise, "khat_values": self.khat.tolist()})
+        return {"data": len(self.per_datum), **plain(fields), **every}
 
 
 @dataclass(frozen=True)
@@ -92,7 +110,7 @@ def evaluate(
     confidence: float = 0.95,
     batch_size: int = 100,
     max_rows: int | None = None,
-    khat_data: int = 64,
+    khat_data: int | None = None,
     khat_samples: int = 500,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
@@ -109,7 +127,8 @@ def evaluate(
             when the numbers look good would bias them.
         max_rows: The most rows given to the model at a time, which bounds memory. None: 2,000 on a CPU, where small batches
             are fastest, and 200,000 elsewhere.
-        khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it.
+        khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it. None: up
+            to 64 data, but at least 8, such that it takes about a fifth of all weights.
         progress: Called after each batch with the number of data done.
     """
     whole("replicates", replicates)
@@ -147,6 +166,9 @@ def evaluate(
             if progress is not None:
                 progress(done)
         shapes = [torch.empty(0)]
+        if khat_data is None:
+            wanted = 0.25 * done * replicates * estimator.expected_cost / max(1, khat_samples)
+            khat_data = max(8, min(64, round(wanted)))
         for x in _first(batches, khat_data if khat_samples > 0 else 0):
             source = _Counted(bound(model, x))
             log_w = [source(part) for part in rows(torch.full((len(x),), khat_samples)).split(most_rows(x, max_rows))]
@@ -191,14 +213,28 @@ def check_target(target_stderr: float, estimator: Estimator) -> None:
 
 
 def summarise(
-    values: Tensor, estimator: Estimator, cost: int, khat: Tensor, confidence: float = 0.95, fingerprint: int = 0
+    values: Tensor,
+    estimator: Estimator,
+    cost: int,
+    khat: Tensor,
+    confidence: float = 0.95,
+    fingerprint: int = 0,
+    noise: tuple[Tensor, int] | None = None,
 ) -> Evaluation:
-    """An `Evaluation` of estimates (data, replicates) that were made elsewhere."""
+    """An `Evaluation` of estimates (data, replicates) that were made elsewhere.
+
+    Args:
+        noise: The standard error of each datum's value, where it is not that between replicates, and its degrees of freedom.
+    """
     data, replicates = values.shape
     per_datum = values.mean(-1)
     mean = float(per_datum.mean())
-    noise = float((values.var(-1).sum() / replicates).sqrt() / data) if replicates > 1 else None
-    stderr, degrees = (float(per_datum.std() / math.sqrt(data)), data - 1) if data > 1 else (noise, replicates - 1)
+    if noise is None and replicates > 1:
+        noise = values.std(-1) / math.sqrt(replicates), replicates - 1
+    noise_stderr = None if noise is None else float(noise[0].square().sum().sqrt() / data)
+    stderr, degrees = (
+        (float(per_datum.std() / math.sqrt(data)), data - 1) if data > 1 else (noise_stderr, noise[1] if noise else 0)
+    )
     warnings = []
     empty = int((per_datum == -torch.inf).sum())
     if empty:
@@ -214,10 +250,10 @@ def summarise(
         robust_mean, robust_interval = median_of_means(per_datum if data > 1 else values[0], confidence)
         warnings.append("this estimator's variance is infinite: do not trust the interval (see robust_interval)")
     unseen = estimator.unseen_share(values.numel())
-    if estimator.finite_variance and unseen > 0.5:
+    if estimator.finite_variance and unseen > 0.5 and math.isfinite(stderr):
         warnings.append(
             f"about {unseen:.0%} of this estimator's variance comes from depths that {values.numel()} draws hardly reach: the "
-            "standard error is far too small; use symmetric-sumo or multilevel-rr"
+            f"standard error is far too small; {_better_than(estimator)}"
         )
     heavy = float((khat > _HEAVY).double().mean()) if len(khat) else 0.0
     if heavy > 0:
@@ -226,17 +262,24 @@ def summarise(
             f"{float(khat[khat.isfinite()].max()):.2f}): their weights may have no variance, and errors may be larger than stated"
         )
     return Evaluation(
-        mean, stderr, noise, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
-        estimator.kind, tuple(warnings), fingerprint, values.std(-1) / math.sqrt(replicates) if replicates > 1 else None,
+        mean, stderr, noise_stderr, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
+        estimator.kind, tuple(warnings), fingerprint, None if noise is None else noise[0],
     )  # fmt: skip
 
 
-def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison:
+def _better_than(estimator: Estimator) -> str:
+    """What to use where an estimator's rare depths carry its variance: never the one that ran."""
+    good = ("symmetric-sumo", "multilevel-rr")
+    others = " or ".join(name for name in good if name != estimator.name)
+    return f"use more replicates, or {others}" if estimator.name in good else f"use {others}"
+
+
+def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95, names: tuple[str, str] = ("a", "b")) -> Comparison:
     """How much more probable model a makes the data than model b: the data's variation cancels in paired differences."""
     if len(a.per_datum) != len(b.per_datum) or a.fingerprint != b.fingerprint:
         raise DohyoError(
             f"the evaluations are of different data ({len(a.per_datum)} and {len(b.per_datum)} of them, "
-            f"checksums {a.fingerprint:x} and {b.fingerprint:x}); evaluate both models on the same data"
+            f"checksums {a.fingerprint:x} and {b.fingerprint:x}); evaluate {names[0]} and {names[1]} on the same data"
         )
     if len(a.per_datum) < 2:
         raise DohyoError("one datum gives no error bar for the difference; compare on at least two")
@@ -245,10 +288,10 @@ def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Compariso
         raise DohyoError("some estimates are -inf, so there is no difference; see the evaluations' warnings")
     warnings = []
     if a.kind != b.kind:
-        warnings.append(f"a is {a.kind} and b is {b.kind}: their difference is not a difference of log p(x)")
+        warnings.append(f"{names[0]} is {a.kind} and {names[1]} is {b.kind}: their difference is not a difference of log p(x)")
     elif a.kind != "unbiased":
         warnings.append(f"both are {a.kind}: their difference is neither a bound on that of log p(x) nor unbiased for it")
-    warnings += [f"{name}: {warning}" for name, side in (("a", a), ("b", b)) for warning in side.warnings]
+    warnings += [f"{name}: {warning}" for name, side in zip(names, (a, b), strict=True) for warning in side.warnings]
     difference, stderr = float(delta.mean()), float(delta.std() / math.sqrt(len(delta)))
     return Comparison(difference, stderr, _interval(difference, stderr, confidence, len(delta) - 1), tuple(warnings))
 
