@@ -24,6 +24,7 @@ CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"  # one record for each epoch
 TENSORBOARD = "tensorboard"
 RESULT = "result.json"  # written last: it says that the run is finished
+TEST, EVALUATION = "test.npz", "evaluation.npz"  # each datum's log p(x), by `dohyo train` and by `dohyo evaluate`
 DRAWS = "draws.npz"  # of reverse KL
 LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS = "learning_curves.png", "samples.png", "reconstructions.png"
 DENSITY, MARGINALS = "density.png", "marginals.png"

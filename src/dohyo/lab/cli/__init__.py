@@ -12,6 +12,7 @@ from dohyo.lab.parsing import Formatter, Parser
 _COMMANDS = {
     "train": "train a latent-variable model by maximum likelihood",
     "evaluate": "log p(x) of a trained model on its test data, with an error bar",
+    "compare": "differences of log p(x) between models on the same data",
     "sample": "pictures of a trained model's samples",
     "reverse-kl": "fit a model to an unnormalised density by reverse KL",
     "qpbo": "optimise a function of bits by training a policy",

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from jsonargparse import Namespace
 from rich.progress import Progress
 
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.evaluation import check_target
-from dohyo.files import replacing
 from dohyo.lab.cli.screen import console, estimator_from, interval, number, show_evaluation, show_table
+from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
+from dohyo.lab.folder import EVALUATION
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import Device
 from dohyo.lab.training.processes import launch, leave
@@ -31,15 +31,15 @@ class EvaluateConfig:
     """How `dohyo evaluate` evaluates.
 
     Attributes:
-        estimator: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; or a tuned one's .json/.yaml.
+        estimator: What estimates log p(x); or the .json or .yaml file of a tuned estimator.
         cost: The expected number of log-weights for each estimate, as near as the estimator can come.
-        split: Which of the run's data.
+        split: Which of the run's data to evaluate on.
         replicates: Estimates for each datum.
         target_stderr: The standard error wanted for the estimator's noise; a pilot then fixes the replicates.
         max_rows: The most rows given to the network at a time, which bounds memory; null for 2,000 on a CPU and 200,000 on a GPU.
-        out: A .npz file for the values of each datum.
-        seed: Of the evaluation.
-        device: Where to compute; auto prefers a GPU.
+        out: A .npz file for the values of each datum, for `dohyo compare`; null for evaluation.npz in the run's folder.
+        seed: The seed of the evaluation.
+        device: Where to compute.
     """
 
     estimator: str = "multilevel-rr"
@@ -88,9 +88,9 @@ def run(options: Namespace) -> int:
             "nll": -result.mean,
             **result.to_dict(),
         })  # fmt: skip
-        if first and options.out is not None and fabric.is_global_zero:
-            with replacing(options.out) as temporary, temporary.open("wb") as file:
-                np.savez(file, log_px=result.per_datum.numpy(), khat=result.khat.numpy())
+        if first and fabric.is_global_zero:
+            path = options.out or options.run / EVALUATION
+            save_evaluation(path, result, estimator, run=str(options.run), split=options.split)
     leave(fabric)
     if fabric.is_global_zero and options.json:
         print(json.dumps({**reports[0], **({"reference": reports[1]} if options.reference else {})}))

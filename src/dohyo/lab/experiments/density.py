@@ -17,10 +17,11 @@ from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain
 from dohyo.lab.data import Dataset, load
+from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
-from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, read_records, replica_folder, write_result
+from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, TEST, read_records, replica_folder, write_result
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import RESUMABLE
 from dohyo.lab.training.loop import Diverged, check
@@ -40,15 +41,16 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     """A run of density modelling.
 
     Attributes:
-        data: digits, mnist, mnist-static, omniglot, or a .npy or .npz file.
+        data: What to train on, by name, or a .npy or .npz file.
         data_dir: The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.
         data_kind: How to read a file's numbers.
-        data_seed: Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.
-        model: vae, vae2 (two stochastic layers), or your own nn.Module as package.module:Class.
+        data_seed: The seed of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas
+            share it.
+        model: The model by name, or your own nn.Module as package.module:Class.
         max_terms: The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit.
         encoder: What phi follows; by default same for bounds and dreg for unbiased estimators.
-        k_draw: One K for a batch, or one for each datum.
-        baseline: For encoder variance.
+        k_draw: How often K is drawn.
+        baseline: What the square of the estimate is taken about, with encoder variance.
         clip_datum: The largest sum of one datum's coefficients; null for no such clipping.
         clip_decoder: The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators.
         clip_encoder: The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.
@@ -234,6 +236,7 @@ class DensityRun(Run[DensityConfig]):
         )  # fmt: skip
         records = read_records(self.folder)
         if fabric.is_global_zero:
+            save_evaluation(self.folder / TEST, test, IWAE(config.test_terms), run=str(self.folder), split="test")
             self._plot(model.cpu(), records)
         numbers = load_checkpoint(self.folder)["numbers"]
         return {
