@@ -28,6 +28,7 @@ from dohyo.models import GaussianLVM
 from dohyo.objectives import KDraw, Paths, ReverseKL, SamplingEncoder
 
 RAW_DRAWS = 100_000
+HEAVY = 0.7  # k-hat above which importance weights are not to be trusted
 _KEPT = "a checkpoint of an earlier check, if there is one, is kept"
 
 Baseline = Literal["zero", "target"]
@@ -38,13 +39,12 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
     """A run of reverse KL.
 
     Attributes:
-        target: funnel, banana, mixture, ring, eight-schools, eight-schools-centred, o-rings, autoregressive, or your own
-            log-density as package.module:function.
-        dimension: Of your own target.
-        encoder: What phi follows; same goes down with theta (plain IWAE), iwae makes it minimax.
-        k_draw: One K for each draw, or one for all of a step.
+        target: The density to fit, by name, or your own log-density as package.module:function.
+        dimension: The number of dimensions of your own target.
+        encoder: What phi follows; by default same for bounds and sleep for unbiased estimators.
+        k_draw: How often K is drawn.
         paths: The parts of theta's gradient that are kept.
-        baseline: For encoder variance.
+        baseline: What the square of the estimate is taken about, with encoder variance.
         on_divergence: What to do when the encoder is lost or the estimate has left the truth at two checks in a row.
         check_draws: Draws in a check of the true divergence.
         check_terms: Samples of the encoder for each draw in a check.
@@ -164,19 +164,28 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         if not warnings and task.diverged >= 2:  # it ended the run, though these draws do not show it
             warnings = list(last["warnings"])
         diverged = bool(warnings)
+        warnings = [f"diverged: {line}" for line in warnings]
         if outside := int((draws.log_target == -math.inf).sum()):
             warnings.append(f"the target's density is zero at {outside} of {len(draws.x)} draws: the reverse KL is infinite")
         unsure = found.above - found.by_encoder
         if not diverged and unsure > 0.1:
             warnings.append(f"log p(x) is known only to within {unsure:.2g} nats: the reverse KL may be that much higher")
+        moments = self._moments(model, draws)
+        if moments["khat"] > HEAVY:
+            warnings.append(f"k-hat of the importance weights is {moments['khat']:.2f}, above {HEAVY}: do not trust log Z, the "
+                            "moments and the quantiles; train longer, or take a larger model")  # fmt: skip
+        known = found.reverse_kl is not None
         if fabric.is_global_zero:
             from dohyo.lab.plots.densities import plot_density_run
 
             plot_density_run(log_target, draws, records, model.cpu(), self.folder)
             self._write_draws(draws)
         return {
-            "reverse_kl": found.reverse_kl,
-            "reverse_kl_stderr": found.stderr,
+            "reverse_kl": found.reverse_kl if known else found.estimated_kl,
+            "reverse_kl_stderr": found.stderr if known else found.estimated_kl_stderr,
+            "log_z": found.log_z,
+            "log_z_stderr": found.log_z_stderr,
+            "ess": found.ess,
             "objective": found.objective,
             "training_estimate": last["estimate"],
             "training_estimate_stderr": last["estimate_stderr"],
@@ -185,7 +194,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             "by_encoder": found.by_encoder,
             "by_prior": found.by_prior,
             "above": found.above,
-            **self._moments(model, draws),
+            **moments,
             "target": config.target,
             "log_normaliser": log_target.log_normaliser,
             **about_estimator(config, objective.estimator),
