@@ -21,10 +21,10 @@ _EXAMPLES = """examples:
 def parser() -> Parser:
     made = Parser(description="A picture of samples from a trained model.", epilog=_EXAMPLES)
     made.add_argument("run", type=Path, help="a run's folder")
-    made.add_argument("--count", type=int, default=64, help="how many")
+    made.add_argument("--count", type=int, default=64, help="how many to draw")
     made.add_argument("--out", type=Path, default=Path("samples.png"), help="the picture; its numbers go beside it as JSON")
     made.add_argument("--reconstruct", action="store_true", help="test data above their reconstructions instead")
-    made.add_argument("--seed", type=int, default=0, help="of the samples")
+    made.add_argument("--seed", type=int, default=0, help="the seed of the samples")
     return made
 
 

@@ -40,21 +40,21 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
     """A run of policy optimisation.
 
     Attributes:
-        variables: d, of a random problem or of your own reward.
+        variables: The number of bits of a random problem, or of your own reward.
         instance: A problem from a file: OR-Library's bqp, .qubo or Gset.
         index: Which problem of a file that holds several, from 1.
         reward: Your own function as package.module:function, of x (n, d) of 0 and 1.
-        instance_seed: Of a random problem's weights, uniform in [-1, 1].
+        instance_seed: The seed of a random problem's weights, uniform in [-1, 1].
         policy: The distribution of x that is trained.
-        estimator: Of the latent policy's log p(x): elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
+        estimator: What estimates the latent policy's log p(x).
         cost: The expected number of log-weights of one estimate, as near as the estimator can come; with entropy each step
             makes two for each sample.
-        encoder: What phi follows.
-        k_draw: One K for each sample, or one for all of a step.
+        encoder: What phi follows, in the latent policy.
+        k_draw: How often K is drawn.
         entropy: The weight of the policy's entropy against the reward after scaling.
-        entropy_decay: linear: the weight falls to zero over the steps.
+        entropy_decay: Whether the weight of the entropy falls.
         scale: What rewards are divided by; auto is their standard deviation under uniform x.
-        baseline: What is subtracted from a sample's reward: the mean of the others, or nothing.
+        baseline: What is subtracted from a sample's reward.
         restarts: How many times a new policy is trained, each on its share of the steps; the best of all samples counts.
             Steps that are added later continue the last training.
     """

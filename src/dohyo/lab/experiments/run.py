@@ -32,7 +32,7 @@ class EstimatorConfig:
     Attributes:
         hidden: Units in each hidden layer.
         latent: Latent dimensions.
-        estimator: What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.
+        estimator: What theta follows.
         cost: The expected number of log-weights for each estimate, as near as the estimator can come.
     """
 

@@ -29,7 +29,7 @@ class ConvergenceConfig(StudyConfig):
     """The numbers of the study.
 
     Attributes:
-        dimension: Of x and z in the toy.
+        dimension: The dimension of x and z in the toy.
         points: How many data points the toy has.
         perturbation: The standard deviation of the noise on the toy's optimal parameters.
         trials: Each with perturbed parameters and noise of its own.

@@ -30,7 +30,7 @@ class FunnelConfig(StudyConfig):
 
     Attributes:
         replicas: Runs of each estimator at each cost, with seeds of their own.
-        steps: Of each run; one that diverges ends earlier.
+        steps: The steps of each run; one that diverges ends earlier.
         check_every: Steps from one check to the next.
         check_draws: Draws of x in a check of the true reverse KL.
         test_draws: Draws of x in the last check.

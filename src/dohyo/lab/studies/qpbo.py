@@ -37,12 +37,12 @@ class PoliciesConfig(StudyConfig):
         replicas: Runs of each policy, with seeds of their own, on one and the same problem.
         sizes: The variables of each random problem, from few to many.
         seconds: How long every policy is trained on each of these.
-        entropy_weight: Of the policy's entropy in the runs with entropy; it does not fall.
+        entropy_weight: The weight of the policy's entropy in the runs with entropy; it does not fall.
         hidden: Units in each hidden layer.
         cost: Log-weights in an estimate for the latent policy.
-        learning_rate: Of Adam.
-        independent_rate: Of Adam for the independent policy, whose parameters are the log-odds themselves.
-        epsilon: Of Adam.
+        learning_rate: Adam's learning rate.
+        independent_rate: The same for the independent policy, whose parameters are the log-odds themselves.
+        epsilon: Adam's epsilon.
     """
 
     policies: tuple[PolicyName, ...] = ("sumo", "iwae", "independent", "nade", "gru")

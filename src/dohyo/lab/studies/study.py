@@ -44,7 +44,7 @@ class StudyConfig:
     """The options of every study.
 
     Attributes:
-        seed: Of everything.
+        seed: The seed of everything.
         device: Where to compute; auto prefers a GPU.
     """
 

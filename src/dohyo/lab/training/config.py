@@ -47,7 +47,7 @@ class StepConfig(ABC):
     Attributes:
         unit: What the run's length is counted in, epoch or step.
         batch_size: Data in a step, over all processes.
-        optimiser: AMSGrad is Adam with the maximum of its second moments; RMSprop has no momentum.
+        optimiser: The optimiser.
         learning_rate: The optimiser's learning rate.
         beta1: Adam's beta1.
         beta2: Adam's beta2; for RMSprop the decay of its mean square.
@@ -59,7 +59,7 @@ class StepConfig(ABC):
         checkpoint_seconds: A new checkpoint is written at the end of an epoch if the last one is older than this.
         seed: The seed of everything: parameters, data order, noise and K.
         k_seed: The seed of K only; null for `seed`. Replicas in one program share the K of the first.
-        device: Where to compute; auto prefers a GPU.
+        device: Where to compute.
         tf32: Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; never in evaluation.
     """
 
@@ -124,8 +124,7 @@ class LoopConfig(StepConfig):
         lr_patience: Epochs without a better validation NLL before the learning rate is lowered.
         stop_patience: Epochs without a better validation NLL before training stops.
         valid_terms: The validation NLL is estimated by IWAE with this many terms.
-        program: plain, the readable step; captured, the same step compiled, and on a CUDA GPU recorded as a graph; auto,
-            captured on a CUDA GPU if that is possible. The numbers are the same up to rounding.
+        program: How the step is run; the numbers are the same up to rounding.
     """
 
     unit = "epoch"
@@ -169,8 +168,8 @@ class DrawsConfig(StepConfig):
         steps: The number of steps.
         check_every: Steps from one check, record and possible checkpoint to the next.
         max_seconds: The run ends at the first check after this time; null for no limit.
-        decay: linear: the learning rate falls to zero over the steps; it is lowered after each check.
-        tf32: As for data, but off by default: nobody has measured what it does here.
+        decay: Whether the learning rate falls; it is lowered after each check.
+        tf32: Let a CUDA GPU round the factors of matrix products to 11 bits in training; nobody has measured what it does here.
     """
 
     unit = "step"
