@@ -14,7 +14,7 @@ from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator, from_dict, to_dict
 from dohyo.evaluation import Evaluation, summarise
 from dohyo.files import replacing
-from dohyo.lab.folder import CONFIG, EVALUATION, TEST, replica_folder
+from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, replica_folder
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def saved_evaluations(places: Sequence[Path]) -> list[Saved]:
             raise DohyoError(
                 f"{run}: holds no run (there is no {CONFIG} in it); give a run's folder, or a .npz of dohyo evaluate"
             )
-    file = next((name for name in (EVALUATION, TEST) if all((run / name).is_file() for run in runs)), None)
+    file = next((name for name in (VALUES, TEST_VALUES) if all((run / name).is_file() for run in runs)), None)
     if file is None:
-        bare = next((run for run in runs if not (run / TEST).is_file()), runs[0])
+        bare = next((run for run in runs if not (run / TEST_VALUES).is_file()), runs[0])
         raise DohyoError(f"{bare}: has no saved evaluation to share with the other runs; dohyo evaluate {bare} makes one")
     return [load_evaluation(place / file if place.is_dir() else place, str(place)) for place in places]

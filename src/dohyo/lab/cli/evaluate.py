@@ -14,7 +14,7 @@ from dohyo.evaluation import check_target
 from dohyo.lab.cli.screen import console, estimator_from, interval, number, show_evaluation, show_table
 from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
-from dohyo.lab.folder import EVALUATION
+from dohyo.lab.folder import VALUES
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import Device
 from dohyo.lab.training.processes import launch, leave
@@ -89,7 +89,7 @@ def run(options: Namespace) -> int:
             **result.to_dict(),
         })  # fmt: skip
         if first and fabric.is_global_zero:
-            path = options.out or options.run / EVALUATION
+            path = options.out or options.run / VALUES
             save_evaluation(path, result, estimator, run=str(options.run), split=options.split)
     leave(fabric)
     if fabric.is_global_zero and options.json:

@@ -21,7 +21,7 @@ from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
-from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, TEST, read_records, replica_folder, write_result
+from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, TEST_VALUES, read_records, replica_folder, write_result
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import RESUMABLE
 from dohyo.lab.training.loop import Diverged, check
@@ -236,7 +236,7 @@ class DensityRun(Run[DensityConfig]):
         )  # fmt: skip
         records = read_records(self.folder)
         if fabric.is_global_zero:
-            save_evaluation(self.folder / TEST, test, IWAE(config.test_terms), run=str(self.folder), split="test")
+            save_evaluation(self.folder / TEST_VALUES, test, IWAE(config.test_terms), run=str(self.folder), split="test")
             self._plot(model.cpu(), records)
         numbers = load_checkpoint(self.folder)["numbers"]
         return {

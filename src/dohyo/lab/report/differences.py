@@ -5,7 +5,7 @@ from pathlib import Path
 
 import dohyo
 from dohyo.lab.evaluations import Saved, load_evaluation
-from dohyo.lab.folder import EVALUATION, TEST
+from dohyo.lab.folder import TEST_VALUES, VALUES
 from dohyo.lab.report.entries import Entry
 from dohyo.lab.report.grids import Cell, Grid, grid, with_error
 
@@ -18,7 +18,7 @@ def differences(entries: Sequence[Entry]) -> list[Grid]:
     """A table for each set of data that two runs or more were evaluated on, by `dohyo evaluate` or else by their tests."""
     tables: list[Grid] = []
     shown: set[str] = set()
-    for file in (EVALUATION, TEST):
+    for file in (VALUES, TEST_VALUES):
         groups: dict[tuple[int, int, str], list[tuple[Entry, Saved]]] = {}
         for entry in entries:
             if entry.kind == "train" and entry.folder not in shown and (path := Path(entry.folder) / file).is_file():
