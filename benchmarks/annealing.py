@@ -1,7 +1,9 @@
 """What annealing does for a trained VAE: weights of the encoder and of chains, at equal evaluations of p(x, z).
 
-The VAE is a file of parameters or a run folder (`--parameters`); the data are MNIST's test images, other test images turned by 90
-degrees, and OMNIGLOT characters. The truth is by long chains of two kinds, whose difference is in the result too.
+Each VAE is a file of parameters (`--parameters`, one or more); the data are MNIST's test images, other test images turned by 90
+degrees, and OMNIGLOT characters. Chains are tuned on the images that are evaluated. The truth is by long chains in two ways: the
+log-mean of many weights, and MultilevelRR on chains of another length; their difference is in the result too. `--digits` instead
+trains small VAEs on the bundled digits, where the encoder is good, and asks what a pilot that chooses by itself (auto) costs.
 """
 
 import argparse
@@ -15,48 +17,64 @@ from torch import Tensor
 
 import dohyo
 from dohyo import Annealed, MultilevelRR
-from dohyo.annealing import Constants
-from dohyo.diagnostics import khat
-from dohyo.evaluation import summarise
 from dohyo.lab.data import load
-from dohyo.lab.training.state import load_checkpoint
 from dohyo.models import VAE
 
-from benchmarks.weights import environment, save
+from benchmarks.weights import environment, load_images, save, train_vae
 
-STEPS = (0, 4, 16)
-EVALUATIONS, REPEATS = 1_000, 8  # of p(x, z) for one estimate of a datum; estimates of each
-KHAT_WEIGHTS, TRUTH_EVALUATIONS, LONG = 200, 12_000, 64
+STEPS = (0, 4, 16, None)  # None: chosen by the pilot
+EVALUATIONS, REPEATS = 1_000, 16  # of p(x, z) for one estimate of a datum; estimates of each
+KHAT_WEIGHTS = 200
+TRUE_REPEATS = 4  # of MultilevelRR on the way to the truth
+DIGITS_SEEDS = 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parameters", type=Path, required=True, help="a state dict of a VAE, or the folder of a run")
-    parser.add_argument("--images", type=int, default=64, help="of each kind")
+    parser.add_argument(
+        "--parameters", type=Path, nargs="*", default=[], help="state dicts of VAEs, or checkpoints that hold one"
+    )
+    parser.add_argument("--images", type=int, default=200, help="of each kind")
+    parser.add_argument("--truth", type=int, default=1_000_000, help="evaluations for each datum by each way to the truth")
+    parser.add_argument("--long", type=int, nargs=2, default=(64, 48), help="leapfrogs of the chains on these two ways")
+    parser.add_argument("--digits", action="store_true", help="VAEs on the bundled digits instead")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to compute")
     parser.add_argument("--seed", type=int, default=0, help="of the images that are taken and of all noise")
     parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
     options = parser.parse_args()
-    model, begin = load_vae(options.parameters), time.process_time()
-    torch.manual_seed(options.seed)
-    tables = {}
-    for name, x in images(options.images, options.seed).items():
-        tables[name] = table(model, x)
-        show(name, tables[name])
+    if not options.parameters and not options.digits:
+        parser.error("give --parameters FILE, or --digits")
+    begin = time.perf_counter()
+    found = {path.stem: on_images(path, options) for path in options.parameters}
+    if options.digits:
+        found["digits"] = on_digits(options)
     config = environment() | {
-        "parameters": options.parameters.name,
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device,
         "images": options.images,
+        "truth_evaluations": options.truth,
         "seed": options.seed,
         "evaluations": EVALUATIONS,
         "repeats": REPEATS,
         "khat_weights": KHAT_WEIGHTS,
-        "cpu_seconds": time.process_time() - begin,
+        "seconds": time.perf_counter() - begin,
     }
-    save(options.out / "annealing.json", {"config": config, "tables": tables})
+    name = "annealing_digits.json" if options.digits else "annealing.json"
+    save(options.out / name, {"config": config, "models": found})
+
+
+def on_images(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """A table for each kind of images."""
+    torch.manual_seed(options.seed)
+    model, tables = load_vae(path).to(options.device), {}
+    for kind, x in images(options.images, options.seed).items():
+        tables[kind] = table(model, x.to(options.device), options)
+        show(f"{path.stem}, {kind}", tables[kind])
+    return tables
 
 
 def load_vae(path: Path) -> VAE:
     """The VAE whose parameters these are."""
-    found: Any = load_checkpoint(path) if path.is_dir() else torch.load(path, weights_only=True, map_location="cpu")
+    found = torch.load(path, weights_only=True, map_location="cpu")
     state = found.get("best", found)
     (hidden, data), latent = state["encoder.0.weight"].shape, state["decoder.0.weight"].shape[1]
     model = VAE(data, hidden, latent)
@@ -74,68 +92,135 @@ def images(count: int, seed: int) -> dict[str, Tensor]:
     return {"mnist": mnist[order[:count]], "rotated": turned, "omniglot": characters}
 
 
-def table(model: VAE, x: Tensor) -> dict[str, Any]:
+def table(model: VAE, x: Tensor, options: argparse.Namespace) -> dict[str, Any]:
     """A row for each kind of weights, with the truth that they are held against."""
-    kinds = {steps: Annealed(model, steps) for steps in STEPS}
-    seconds = {}
-    for steps, annealed in kinds.items():
-        begin = time.process_time()
-        annealed.tune(x)
-        seconds[steps] = time.process_time() - begin
-    longs = [Annealed(model, constants=Constants.plain(LONG)), kinds[STEPS[-1]]]
-    means = [log_mean(weights(one, x, TRUTH_EVALUATIONS // one.evaluations_per_weight)) for one in longs]
-    truth, delta = torch.stack(means).logsumexp(0) - math.log(2), means[0] - means[1]
-    rows = [row(annealed, x, truth) | {"tuning_cpu_seconds": seconds[steps]} for steps, annealed in kinds.items()]
+    truth, known = the_truth(model, x, options)
+    rows = []
+    for steps in STEPS:
+        annealed, begin = Annealed(model, steps), time.perf_counter()
+        annealed.tune(x, seed=options.seed)
+        seconds = time.perf_counter() - begin
+        rows.append(
+            {"auto": steps is None} | row(annealed, x, truth, known["stderr"], options.seed) | {"tuning_seconds": seconds}
+        )
     for one in rows:
-        one["gain"] = rows[0]["mse"] / one["mse"]
-    agreement = {"difference": float(delta.mean()), "stderr": float(delta.std() / math.sqrt(len(delta)))}
-    return {"truth": float(truth.mean()), "truth_by": [f"{LONG} leapfrogs", f"{STEPS[-1]} leapfrogs"], **agreement, "rows": rows}
+        for what in ("mean", "datum"):
+            one[f"gain_of_{what}"] = rows[0][f"mse_of_{what}"] / one[f"mse_of_{what}"]
+    return {"truth": known, "rows": rows}
 
 
-def row(annealed: Annealed, x: Tensor, truth: Tensor) -> dict[str, Any]:
-    """One kind of weights: its tails, the bound and the unbiased estimate that `EVALUATIONS` buy."""
-    terms = EVALUATIONS // annealed.evaluations_per_weight
-    log_w = weights(annealed, x, max(KHAT_WEIGHTS, terms))
-    blocks = log_w[:, : log_w.shape[1] // terms * terms].unflatten(1, (-1, terms))
-    estimator = MultilevelRR.at_cost(EVALUATIONS / annealed.evaluations_per_weight)
-    found = [dohyo.log_marginal(annealed, x, estimator, torch.Generator().manual_seed(i), max_rows=2000) for i in range(REPEATS)]
-    values, shape = torch.stack(found, -1), khat(log_w[:, :KHAT_WEIGHTS])
-    unbiased = summarise(values, estimator, 0, shape)
+def the_truth(model: VAE, x: Tensor, options: argparse.Namespace) -> tuple[Tensor, dict[str, Any]]:
+    """(data,) log p(x), and how well it is known: the noise of the log-mean, and how far MultilevelRR is from it."""
+    first, second = (Annealed(model, steps) for steps in options.long)
+    for annealed in (first, second):
+        annealed.tune(x, iterations=30, seed=options.seed)  # the chains are long: what they start with is nearly enough
+    log_w = weights(first, x, max(2, options.truth // first.evaluations_per_weight))
+    n = log_w.shape[1]
+    truth = log_w.logsumexp(-1) - math.log(n)
+    variance = (log_w - truth[:, None]).exp().var(-1) / n  # of the log-mean, to first order; it is low by half of that
+    each = options.truth / second.evaluations_per_weight / TRUE_REPEATS
+    other = dohyo.evaluate(
+        second, x, MultilevelRR.at_cost(max(3.0, each)), replicates=TRUE_REPEATS, khat_samples=0, seed=options.seed + 1
+    )
+    noise = float(variance.sum().sqrt() / len(x))
+    return truth, {
+        "log_px": float(truth.mean()),
+        "stderr": noise,
+        "first_order_bias": -float(variance.mean() / 2),
+        "khat_above_0.7": share(dohyo.diagnostics.khat(log_w)),
+        "other": other.mean,
+        "other_stderr": other.noise_stderr,
+        "difference": other.mean - float(truth.mean()),
+        "difference_in_stderr": (other.mean - float(truth.mean())) / math.hypot(noise, other.noise_stderr or math.nan),
+        "leapfrogs": list(options.long),
+        "lost": first.lost + second.lost,
+    }
+
+
+def row(annealed: Annealed, x: Tensor, truth: Tensor, truth_stderr: float, seed: int) -> dict[str, Any]:
+    """One kind of weights: its tails, the bound and the unbiased estimate that `EVALUATIONS` buy.
+
+    The stated standard error is that of the noise in one estimate of each datum; so are the squared errors.
+    """
+    each = annealed.evaluations_per_weight
+    terms, estimator = EVALUATIONS // each, MultilevelRR.at_cost(EVALUATIONS / each)
+    bound = dohyo.evaluate(annealed, x, dohyo.IWAE(terms), replicates=4, khat_samples=0, seed=seed)
+    found = dohyo.evaluate(
+        annealed, x, estimator, replicates=REPEATS, khat_data=len(x), khat_samples=KHAT_WEIGHTS, seed=seed, batch_size=len(x)
+    )
+    assert found.noise_stderr is not None
+    assert found.per_datum_stderr is not None
+    noise, bias = found.noise_stderr * math.sqrt(REPEATS), found.mean - float(truth.mean())
+    squared = found.per_datum_stderr.square()
     return {
         "steps": annealed.steps,
-        "evaluations_per_weight": annealed.evaluations_per_weight,
-        "log_w_variance": float(log_w.var(-1).mean()),
-        "khat_above_0.7": float((shape > 0.7).double().mean()),
-        "iwae_less_truth": float(log_mean(blocks).mean() - truth.mean()),
-        "unbiased_less_truth": unbiased.mean - float(truth.mean()),
-        "noise_stderr": unbiased.noise_stderr,
-        "mse": float((values - truth[:, None]).square().mean()),
+        "evaluations_per_weight": each,
+        "khat_above_0.7": share(found.khat),
+        "median_khat": float(found.khat.nanmedian()),
+        "trusted": found.verdict.trusted,
+        "iwae_less_truth": bound.mean - float(truth.mean()),
+        "bias": bias,
+        "bias_stderr": math.hypot(found.noise_stderr, truth_stderr),
+        "stated_stderr": noise,
+        "bias_in_stated_stderr": bias / noise,
+        "mse_of_mean": max(0.0, bias**2 - found.noise_stderr**2) + noise**2,
+        "mse_of_datum": float(((found.per_datum - truth).square() - squared + REPEATS * squared).mean()),
         "lost": annealed.lost,
     }
 
 
+def on_digits(options: argparse.Namespace) -> dict[str, Any]:
+    """For several small VAEs, the variance times cost of what auto chooses in units of the encoder's."""
+    found = {}
+    for seed in range(options.seed, options.seed + DIGITS_SEEDS):
+        torch.manual_seed(seed)
+        train, held_out, _ = load_images("digits")
+        model, steps = train_vae(train, minutes=0.2)
+        model, x = model.to(options.device), held_out[:300].bernoulli().to(options.device)
+        auto, encoder = Annealed(model), Annealed(model, 0)
+        tuned = auto.tune(x, seed=seed)
+        products = {name: variance_times_cost(one, x) for name, one in (("encoder", encoder), ("auto", auto))}
+        found[f"seed {seed}"] = {
+            "training_steps": steps,
+            "chosen": tuned.steps,
+            "khat_above_0.7": share(dohyo.diagnostics.khat(weights(encoder, x, 500))),
+            **products,
+            "ratio": 1.0 if tuned.steps == 0 else products["auto"] / products["encoder"],  # else it is the encoder itself
+        }
+        print(f"digits, seed {seed}: {found[f'seed {seed}']}", flush=True)
+    return found
+
+
+def variance_times_cost(annealed: Annealed, x: Tensor) -> float:
+    """Of MultilevelRR at `EVALUATIONS`, in a datum, stratified over its depth."""
+    each = annealed.evaluations_per_weight
+    estimator, log_w = MultilevelRR.at_cost(EVALUATIONS / each), weights(annealed, x, 16 * EVALUATIONS // each)
+    found = dohyo.diagnostics.moments(estimator, log_w)
+    return found.variance * found.cost * each
+
+
 @torch.no_grad()
 def weights(annealed: Annealed, x: Tensor, n: int) -> Tensor:
-    """(data, n) float64."""
-    source = annealed.bind(x)
-    parts = [source(part) for part in dohyo.rows(torch.full((len(x),), n)).split(2000)]
-    return torch.cat(parts).view(len(x), n).double()
+    """(data, n) float64 on the CPU."""
+    source, most = annealed.bind(x), 2_000 if x.device.type == "cpu" else 200_000
+    parts = [source(part).double().cpu() for part in dohyo.rows(torch.full((len(x),), n), x.device).split(most)]
+    return torch.cat(parts).view(len(x), n)
 
 
-def log_mean(log_w: Tensor) -> Tensor:
-    return log_w.logsumexp(-1) - math.log(log_w.shape[-1])
+def share(khat: Tensor) -> float:
+    return float((khat > 0.7).double().mean())
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    agreement = f"long chains of two kinds differ by {found['difference']:+.2f} ± {found['stderr']:.2f}"
-    print(f"{name}: log p(x) {found['truth']:.2f}, {agreement}")
-    print("steps  var log w  k-hat > 0.7  IWAE less truth  unbiased less truth  mean squared error  gain")
+    truth = found["truth"]
+    print(f"{name}: log p(x) {truth['log_px']:.3f} ± {truth['stderr']:.3f} by the log-mean of long chains; MultilevelRR differs "
+          f"by {truth['difference']:+.3f}, {truth['difference_in_stderr']:+.1f} standard errors")  # fmt: skip
+    print("  steps  k-hat > 0.7  trusted  IWAE less truth  unbiased less truth ± stated  in these  gain of mean, of a datum")
     for one in found["rows"]:
-        noise = f"{one['unbiased_less_truth']:+.2f} ± {one['noise_stderr']:.2f}"
-        print(
-            f"{one['steps']:5}  {one['log_w_variance']:9.1f}  {one['khat_above_0.7']:11.0%}  {one['iwae_less_truth']:+15.2f}  "
-            f"{noise:>19}  {one['mse']:18.3g}  {one['gain']:4.1f}"
-        )
+        print(f"{'auto ' if one['auto'] else ''}{one['steps']:{2 if one['auto'] else 7}}  {one['khat_above_0.7']:11.0%}  "
+              f"{one['trusted']!s:>7}  {one['iwae_less_truth']:+15.2f}  {one['bias']:+19.3f} ± {one['stated_stderr']:<6.3f}  "
+              f"{one['bias_in_stated_stderr']:+8.1f}  {one['gain_of_mean']:12.1f}, {one['gain_of_datum']:.1f}",
+              flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def load_images(name: str | None) -> tuple[Tensor, Tensor, str]:
         raw = np.frombuffer(gzip.decompress(mnist.read_bytes()), dtype=np.uint8, offset=16)
         images = torch.tensor(raw.reshape(-1, 784).astype(np.float32) / 255)
         return images[:50_000], images[50_000:], "mnist: 50,000 images to train on, held-out from the last 10,000"
-    with np.load(Path(dohyo.__file__).parent / "data" / "digits.npz") as arrays:
+    with np.load(Path(dohyo.__file__).parent / "lab" / "data" / "digits.npz") as arrays:
         images = torch.tensor(arrays["x"].astype(np.float32) / 16)
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
     held_out = PILOT + MEASURED

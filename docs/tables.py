@@ -60,12 +60,24 @@ def mnist_300(content: dict[str, Any]) -> Grid:
     return grid("", ["options", "test NLL", "of each replica", "decoder steps clipped", "data clipped"], rows)
 
 
+def mnist_cost_5(content: dict[str, Any]) -> Grid:
+    rows = []
+    for name, run in content["runs"].items():
+        found, config = run["result"], run["config"]
+        shown = _options({key: config[key] for key in ("estimator", "encoder")})
+        epochs = f"{found['epochs']:,}" + ("" if found["epochs"] == config["epochs"] else ", stopped")
+        each = ", ".join(f"{one['test_nll']:.2f}" for one in found["replicas"])
+        annealed = content["annealed"]["16_steps"]["test_nll"][name.replace("_", "-")]
+        rows.append([shown, epochs, f"{found['test_nll']:.2f}", each, f"{annealed:.2f}"])
+    return grid("", ["options", "epochs", "test NLL by IWAE-5000", "of each replica", "by annealed weights"], rows)
+
+
 def _options(options: dict[str, Any]) -> str:
     texts = {key.replace("_", "-"): f"{value:g}" if isinstance(value, float) else str(value) for key, value in options.items()}
     return ", ".join(text if key == "estimator" else f"{key} {text}" for key, text in texts.items())
 
 
-TABLES = {"gpu_step": gpu_step, "mnist_20_epochs": mnist_20, "mnist_300_epochs": mnist_300}
+TABLES = {"gpu_step": gpu_step, "mnist_20_epochs": mnist_20, "mnist_300_epochs": mnist_300, "mnist_cost_5": mnist_cost_5}
 
 
 def made_table(name: str) -> str:

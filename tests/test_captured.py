@@ -13,8 +13,9 @@ import dohyo
 from dohyo.estimators import ESTIMATORS
 from dohyo.lab.fast import graphs, programs
 from dohyo.lab.fast.captured import traced
-from dohyo.lab.fast.stacked import Stacked, Unbatchable, check_batchable
+from dohyo.lab.fast.stacked import Stacked, Unbatchable
 from dohyo.lab.fast.together import Replica, train_together
+from dohyo.lab.fast.trial import check_batchable
 from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE, TwoLayerVAE
 from dohyo.objectives import MaximumLikelihood

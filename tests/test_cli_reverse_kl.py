@@ -55,6 +55,22 @@ def test_plain_iwae_is_caught(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert any("theta loosens the bound instead of lowering the objective" in line for line in gone["warnings"])
 
 
+def test_the_last_check_with_annealed_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = ["reverse-kl", "--target", "banana", "--estimator", "multilevel-rr", "--cost", "5", "--steps", "20", *FAST]
+    assert main([*train, "--out", "a", "--json"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    assert main(["reverse-kl", "--resume", "a", "--anneal", "3", "--json"]) == 0
+    after = json.loads(capsys.readouterr().out)
+    assert (before["anneal"], after["anneal"]) == (0, 3)
+    assert after["steps"] == 20
+    assert after["by_prior"] == pytest.approx(before["by_prior"], abs=1.0)
+    assert after["by_encoder"] < after["above"] + 0.1
+    assert main(["reverse-kl", "--resume", "a", "--anneal", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == after  # nothing left to do
+    assert main([*train, "--anneal", "-1", "--out", "b"]) == 2
+    assert "anneal is -1" in capsys.readouterr().err
+
+
 def test_an_unbiased_estimator_in_its_place_does_not_diverge(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*PLAIN_IWAE, "--estimator", "multilevel-rr", "--out", "good", "--json"]
     assert main(arguments) == 0

@@ -218,11 +218,11 @@ def test_bad_input(data: Tensor) -> None:
 def test_it_prints_as_a_short_summary_and_has_every_value(data: Tensor) -> None:
     found = evaluate(PROBLEM, data[:100], MultilevelRR(4), replicates=3)
     assert repr(found).startswith(f"log p(x) = {found.mean:.2f}")
-    assert len(repr(found)) < 200
+    assert len(repr(found)) < 300
     assert "unbiased; 100 data" in repr(found)
     assert "tensor" not in repr(found)
     heavy = evaluate(PROBLEM, data[:3], SUMO(2), khat_samples=0)
-    assert repr(heavy).count("\nwarning: ") == len(heavy.warnings) > 0
+    assert heavy.verdict.reason in repr(heavy)
     values = json.loads(json.dumps(found.to_dict(values=True)))
     assert values["log_px"] == found.per_datum.tolist()
     assert found.per_datum_stderr is not None

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import dohyo
 from dohyo.lab.fast.noise import FromGenerator
-from dohyo.lab.fast.stacked import Stacked, Unbatchable, check_batchable
+from dohyo.lab.fast.stacked import Stacked, Unbatchable
 from dohyo.lab.fast.together import Replica, train_together
+from dohyo.lab.fast.trial import check_batchable
 from dohyo.lab.training import train
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData

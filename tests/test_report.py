@@ -401,7 +401,14 @@ def test_what_a_result_says_of_itself(runs: Path, tmp_path: Path) -> None:
     short = read(changed(runs / "iwae", tmp_path / "short", {"epochs": 5}, warnings=["k-hat is large"]))
     assert (short.state, short.notices) == ("2 of 5 epochs", ["k-hat is large"])
     result = json.loads((runs / "iwae/result.json").read_text())
-    assert short.headline[0] == ("Test NLL by IWAE-5, nats", with_error(result["test_nll"], result["test_nll_stderr"]))
+    nll = with_error(result["test_nll"], result["test_nll_stderr"])
+    assert short.headline[0] == ("Test NLL by IWAE-5, nats", f"{nll}, trusted")
+    verdict = {"trusted": False, "reason": "it is bad: heavy"}
+    bad = read(changed(runs / "iwae", tmp_path / "bad", verdict=verdict, warnings=["heavy", "other"]))
+    assert (bad.headline[0][1], bad.notices) == (f"{nll}, not to be trusted", ["it is bad: heavy", "other"])
+    assert dict(bad.facts)["Verdict"] == "it is bad: heavy"
+    old = read(changed(runs / "iwae", tmp_path / "old", verdict=None))
+    assert old.headline[0][1] == nll
     unknown = read(changed(runs / "funnel", tmp_path / "unknown", reverse_kl=None, objective=1.5, reverse_kl_stderr=0.25))
     assert unknown.outcome == "reverse KL 1.50 ± 0.25 + log Z"
     known = read(changed(runs / "bits", tmp_path / "known", best_known=8, gap=0.125))

@@ -18,6 +18,7 @@ from dohyo.laws import Finite, Geometric, HarmonicTail, Law, PowerLaw
 from dohyo.marginal import estimate, log_marginal, reduce
 from dohyo.packing import pad, rows
 from dohyo.tuning import tune
+from dohyo.verdict import Verdict
 
 if TYPE_CHECKING:
     from dohyo import kl, lab, models, objectives
@@ -27,8 +28,9 @@ __version__ = "0.2.0"
 __all__ = [
     "ELBO", "IWAE", "JVI", "SUMO", "Annealed", "Comparison", "DohyoError", "Estimator", "Evaluation", "Finite",
     "FisherInformation", "Geometric", "HarmonicTail", "Law", "Model", "MultilevelRR", "MultilevelSS", "PowerLaw", "Sandwich",
-    "SymmetricSUMO", "Tuned", "compare", "diagnostics", "estimate", "evaluate", "fisher_information", "from_dict", "kl", "lab",
-    "log_marginal", "models", "objectives", "pad", "proposed", "reduce", "rows", "sandwich", "score", "to_dict", "tune",
+    "SymmetricSUMO", "Tuned", "Verdict", "compare", "diagnostics", "estimate", "evaluate", "fisher_information", "from_dict",
+    "kl", "lab", "log_marginal", "models", "objectives", "pad", "proposed", "reduce", "rows", "sandwich", "score", "to_dict",
+    "tune",
 ]  # fmt: skip
 
 

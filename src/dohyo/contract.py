@@ -7,6 +7,8 @@ A model needs one method, `log_weights(x, rows)`. Everything else is optional an
 `proposed(z)`, `proposed(log_q)`       called in `log_weights`, to show the objectives where the proposal ends
 `encoder_parameters()`,                phi and theta, to clip them separately
 `decoder_parameters()`
+`bind_encoder(x, ...)`                 like `bind`, of the encoder's own samples with theta constant: what phi is trained by
+                                       where the log-weights give it no gradient, as those of `Annealed`
 `sample_joint(n) -> (z, x)`            for reverse KL and policies, which train on samples from the model
 =====================================  =========================================================================
 
@@ -84,6 +86,11 @@ def bound(model: Model, x: Tensor, **options: bool) -> Source:
             require(model, "an estimate of log p(x)", "log_weights")
         source = lambda rows: model.log_weights(x, rows)  # noqa: E731
     return lambda rows: source(rows.to(x.device))
+
+
+def through_chains(model: object) -> bool:
+    """Whether the model's log-weights are those of chains, which give phi no gradient."""
+    return offers(model, "bind_encoder") and getattr(model, "steps", None) != 0
 
 
 def one_for_each(chunk: Tensor, log_w: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from dohyo.estimators import Estimator
 from dohyo.files import plain
 from dohyo.marginal import estimate, log_marginal
 from dohyo.packing import rows
+from dohyo.verdict import Verdict, heavy_share, judge
 
-_HEAVY = 0.7  # k-hat above which importance weights are not to be trusted (Vehtari et al.)
 _PILOT_DATA, _PILOT_REPLICATES = 256, 4
 
 
@@ -38,7 +38,7 @@ class Evaluation:
         cost: The number of evaluations of p(x, z), including pilot and diagnostics: one for each log-weight, more for `Annealed`.
         khat: (examined data,) Pareto k-hat of their weights; above 0.7 the weights are too heavy for these numbers.
         kind: "lower bound", "unbiased", "unbiased for IWAE_n", or "neither a bound nor unbiased".
-        warnings: What to know before trusting the numbers; empty if there is nothing.
+        verdict: Whether the error bar can be trusted, in one field and one sentence.
         fingerprint: A checksum of the data, by which `compare` recognises paired evaluations; 0 if unknown.
         per_datum_stderr: (data,) the estimator's noise in `per_datum`; None with a single replicate.
     """
@@ -54,19 +54,21 @@ class Evaluation:
     cost: int
     khat: Tensor
     kind: str
-    warnings: tuple[str, ...]
+    verdict: Verdict
     fingerprint: int = 0
     per_datum_stderr: Tensor | None = None
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know about the numbers, also in the verdict's sentence; empty if there is nothing."""
+        return self.verdict.warnings
+
     def __repr__(self) -> str:
-        """A line to read, and one for each warning; `to_dict(values=True)` has every number."""
+        """A line to read, and the verdict; `to_dict(values=True)` has every number."""
         noise = "" if self.noise_stderr is None else f", of which noise {self.noise_stderr:.2g}"
-        finite = self.khat[self.khat.isfinite()]
-        shape = f", k-hat at most {float(finite.max()):.2f} in {len(finite)}" if len(finite) else ""
         digits = 2 if not 0 < self.stderr < math.inf else max(2, 1 - math.floor(math.log10(self.stderr)))
-        lines = [f"log p(x) = {self.mean:.{digits}f} ± {self.stderr:.{digits}f}{noise} ({self.kind}; {len(self.per_datum)} data, "
-                 f"{self.cost} evaluations{shape})"]  # fmt: skip
-        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+        found = f"log p(x) = {self.mean:.{digits}f} ± {self.stderr:.{digits}f}{noise}"
+        return f"{found} ({self.kind}; {len(self.per_datum)} data, {self.cost} evaluations); {self.verdict.reason}"
 
     def to_dict(self, values: bool = False) -> dict[str, Any]:
         """The numbers as JSON can hold them: k-hat summarised, null for what is not finite.
@@ -81,13 +83,14 @@ class Evaluation:
             "examined": len(finite),
             "median": float(finite.median()) if len(finite) else None,
             "max": float(finite.max()) if len(finite) else None,
-            "share_above_0.7": float((finite > _HEAVY).double().mean()) if len(finite) else None,
+            "share_above_0.7": heavy_share(finite) if len(finite) else None,
         }
+        fields["verdict"] = self.verdict.to_dict()
         every: dict[str, Any] = {}
         if values:
             noise = None if self.per_datum_stderr is None else self.per_datum_stderr.tolist()
             every = plain({"log_px": self.per_datum.tolist(), "noise": noise, "khat_values": self.khat.tolist()})
-        return {"data": len(self.per_datum), **plain(fields), **every}
+        return {"data": len(self.per_datum), **plain(fields), "warnings": list(self.warnings), **every}
 
 
 @dataclass(frozen=True)
@@ -176,8 +179,8 @@ def evaluate(
             spent += source.rows
     if not values:
         raise DohyoError("the data set is empty; give at least one datum")
-    cost = spent * int(getattr(model, "evaluations_per_weight", 1))
-    return summarise(torch.cat(values), estimator, cost, torch.cat(shapes), confidence, fingerprint)
+    each = int(getattr(model, "evaluations_per_weight", 1))
+    return summarise(torch.cat(values), estimator, spent * each, torch.cat(shapes), confidence, fingerprint, annealed=each > 1)
 
 
 def mean_log_p(model: Model, data: Tensor, estimator: Estimator, *, batch_size: int, max_rows: int | None, seed: int) -> float:
@@ -220,11 +223,13 @@ def summarise(
     confidence: float = 0.95,
     fingerprint: int = 0,
     noise: tuple[Tensor, int] | None = None,
+    annealed: bool = False,
 ) -> Evaluation:
     """An `Evaluation` of estimates (data, replicates) that were made elsewhere.
 
     Args:
         noise: The standard error of each datum's value, where it is not that between replicates, and its degrees of freedom.
+        annealed: Whether the weights are those of chains.
     """
     data, replicates = values.shape
     per_datum = values.mean(-1)
@@ -235,43 +240,18 @@ def summarise(
     stderr, degrees = (
         (float(per_datum.std() / math.sqrt(data)), data - 1) if data > 1 else (noise_stderr, noise[1] if noise else 0)
     )
-    warnings = []
-    empty = int((per_datum == -torch.inf).sum())
-    if empty:
-        warnings.append(f"{empty} of {data} estimates are -inf: all weights of some block are zero, so the mean is -inf")
     if stderr is None or not math.isfinite(stderr):
         stderr, interval = math.nan, (math.nan, math.nan)
-        if not empty:
-            warnings.append("one datum and one replicate give no error bar: use more data or replicates")
     else:
         interval = _interval(mean, stderr, confidence, degrees)
     robust_mean, robust_interval = None, None
     if estimator.finite_variance is False:
         robust_mean, robust_interval = median_of_means(per_datum if data > 1 else values[0], confidence)
-        warnings.append("this estimator's variance is infinite: do not trust the interval (see robust_interval)")
-    unseen = estimator.unseen_share(values.numel())
-    if estimator.finite_variance and unseen > 0.5 and math.isfinite(stderr):
-        warnings.append(
-            f"about {unseen:.0%} of this estimator's variance comes from depths that {values.numel()} draws hardly reach: the "
-            f"standard error is far too small; {_better_than(estimator)}"
-        )
-    heavy = float((khat > _HEAVY).double().mean()) if len(khat) else 0.0
-    if heavy > 0:
-        warnings.append(
-            f"Pareto k-hat is above {_HEAVY} for {heavy:.0%} of the {len(khat)} data examined (largest "
-            f"{float(khat[khat.isfinite()].max()):.2f}): their weights may have no variance, and errors may be larger than stated"
-        )
     return Evaluation(
         mean, stderr, noise_stderr, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
-        estimator.kind, tuple(warnings), fingerprint, None if noise is None else noise[0],
+        estimator.kind, judge(values, estimator, khat, annealed, measured=math.isfinite(stderr)), fingerprint,
+        None if noise is None else noise[0],
     )  # fmt: skip
-
-
-def _better_than(estimator: Estimator) -> str:
-    """What to use where an estimator's rare depths carry its variance: never the one that ran."""
-    good = ("symmetric-sumo", "multilevel-rr")
-    others = " or ".join(name for name in good if name != estimator.name)
-    return f"use more replicates, or {others}" if estimator.name in good else f"use {others}"
 
 
 def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95, names: tuple[str, str] = ("a", "b")) -> Comparison:

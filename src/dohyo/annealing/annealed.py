@@ -1,16 +1,20 @@
 """A model with better log-weights, made of any model with a density."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from dohyo.annealing.chain import Ends, Source, check_density
 from dohyo.annealing.constants import Constants
 from dohyo.annealing.tuning import Tuned, tune
-from dohyo.contract import Model, bound
+from dohyo.contract import Model, bound, require
 from dohyo.errors import DohyoError
+
+_NAMES = [field.name for field in fields(Constants)]
 
 
 class Chains(NamedTuple):
@@ -37,10 +41,12 @@ class Annealed(nn.Module):
     for any constants h, beta, eta and any widening of r: leapfrogs keep volumes and can be undone, refreshes keep N(0, I), and
     nothing is accepted or refused. One log-weight costs T gradients and one value of log p(x, z), which `evaluate` counts as
     3 T + 1 evaluations. Where log-weights are differentiated, the gradient in theta (and in x) is that of log p(x, z) at the end
-    of the chain, held fixed, because E[w grad log p(x, z)] is the gradient of p(x). The encoder gets none.
+    of the chain, held fixed, because E[w grad log p(x, z)] is the gradient of p(x). The encoder gets none: in training it follows
+    fresh samples of its own, see `bind_encoder`.
 
-    A chain that meets a gradient or a density that is not finite has weight zero and is counted in `lost`; E[w] is then below
-    p(x), never above. Constants that were never tuned are safe but poor: call `tune`.
+    A chain that meets a gradient or a density that is not finite has weight zero and, where no gradient is asked for, is counted
+    in `lost` (training counts in its record); E[w] is then below p(x), never above. Constants that were never tuned are safe but
+    poor: call `tune`.
 
     Args:
         model: It has `posterior(code)`, a distribution with one batch dimension, for `encode(x)` (for x itself where there is
@@ -68,11 +74,23 @@ class Annealed(nn.Module):
             raise DohyoError(f"steps is {steps}, but the constants are of {constants.steps} leapfrogs; leave steps out")
         super().__init__()
         self.model: Any = model
+        for name in _NAMES:
+            self.register_buffer(name, None)
         self.constants = Constants.plain(steps) if constants is None and steps is not None else constants
         self._choose = self.constants is None
         self._lost: Tensor | int = 0
         if self.steps != 0:
             check_density(model)
+
+    @property
+    def constants(self) -> Constants | None:
+        """Those of the chains, buffers of this module; None before `tune` has chosen the number of steps."""
+        return None if self.step is None else Constants(*(getattr(self, name) for name in _NAMES))
+
+    @constants.setter
+    def constants(self, constants: Constants | None) -> None:
+        for name in _NAMES if constants is not None else ():
+            setattr(self, name, getattr(constants, name).detach())
 
     @property
     def steps(self) -> int | None:
@@ -89,18 +107,32 @@ class Annealed(nn.Module):
         """How many chains met something that is not finite, or exploded, and so got weight zero."""
         return int(self._lost)
 
-    def bind(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """rows -> log-weights of x[rows], encoding x once for any number of calls."""
+    def bind(self, x: Tensor, **options: bool) -> Callable[[Tensor], Tensor]:
+        """rows -> log-weights of x[rows], encoding x once for any number of calls; options are the model's, for no steps."""
         if self._chosen.steps == 0:
-            return bound(self.model, x)
+            return bound(self.model, x, **options)
+        if options:
+            raise DohyoError(f"chains know no {' or '.join(options)}; give the model without Annealed here")
         source = Source(self.model, x, self._chosen)
 
         def log_weights(rows: Tensor) -> Tensor:
             with torch.no_grad():
                 ends = source(rows).forwards()
-            return self._weighed(ends, x[rows])
+            return self.weighed(ends, x[rows])
 
         return log_weights
+
+    def bind_encoder(self, x: Tensor, **options: bool) -> Callable[[Tensor], Tensor]:
+        """rows -> log-weights of the encoder's own samples for x[rows], with theta constant: what phi is trained by.
+
+        Args:
+            options: Those of the model's own `bind`.
+        """
+        require(self.model, "training through chains", "encoder_parameters", "decoder_parameters")
+        theta = {id(parameter) for parameter in self.decoder_parameters()}
+        encoder = _Encoder(self.model)
+        constant = {name: own.detach() for name, own in encoder.named_parameters() if id(own) in theta}
+        return lambda rows: functional_call(encoder, constant, (x, rows, options))
 
     def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
         """One log-weight for each row."""
@@ -110,7 +142,7 @@ class Annealed(nn.Module):
     def chains(self, x: Tensor, rows: Tensor) -> Chains:
         """The end of one chain for each row and its log-weight, to be used as draws of z and their weights."""
         ends = Source(self.model, x, self._chosen)(rows).forwards()
-        return Chains(ends.z, self._weighed(ends, x[rows]))
+        return Chains(ends.z, self.weighed(ends, x[rows]))
 
     @torch.no_grad()
     def backwards(self, x: Tensor, z: Tensor) -> Tensor:
@@ -138,6 +170,7 @@ class Annealed(nn.Module):
 
     def encoder_parameters(self) -> Iterator[nn.Parameter]:
         """phi."""
+        require(self.model, "training through chains", "encoder_parameters", "decoder_parameters")
         parameters: Iterator[nn.Parameter] = self.model.encoder_parameters()
         return parameters
 
@@ -161,12 +194,24 @@ class Annealed(nn.Module):
             raise DohyoError("the number of steps is not known yet; call tune(x), which chooses it, or give steps=16, say")
         return self.constants
 
-    def _weighed(self, ends: Ends, x: Tensor) -> Tensor:
+    def weighed(self, ends: Ends, x: Tensor) -> Tensor:
         """log w of chains; the only part of it that gradients may pass through is log p(x, z) with z fixed."""
         log_w = ends.log_ratio + self.model.log_joint(x, ends.z)
         lost = self._count(~ends.alive | log_w.isnan() | (log_w == torch.inf))
         return torch.where(lost, -torch.inf, log_w)
 
     def _count(self, lost: Tensor) -> Tensor:
-        self._lost = lost.sum() + self._lost
+        if not torch.is_grad_enabled():
+            self._lost = lost.sum() + self._lost
         return lost
+
+
+class _Encoder(nn.Module):
+    """A model as a function of x and rows, so that some of its parameters can be replaced."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, rows: Tensor, options: dict[str, bool]) -> Tensor:
+        return bound(self.model, x, **options)(rows)  # type: ignore[arg-type]

@@ -29,31 +29,56 @@ class Ends(NamedTuple):
     alive: Tensor
 
 
+class State(NamedTuple):
+    """Chains on their way: noise, momentum, whether they are alive, and the logarithm of the weight so far."""
+
+    u: Tensor
+    v: Tensor
+    alive: Tensor
+    log_ratio: Tensor
+
+
 class Bridge:
     r"""The densities between q and p(x, z) at noise u, :math:`\pi_t(u) = r(u)^{1 - \beta_t} (p(x, T(u)) |J(u)|)^{\beta_t}`.
 
     Args:
         log_joint: z -> log p(x, z), one row each.
         learning: Keep the graph, so that weights can be differentiated by the constants.
+        functional: Take gradients by `torch.func`, which vmap and the compiler need; slower otherwise.
     """
 
     def __init__(
-        self, log_joint: Callable[[Tensor], Tensor], whitening: Whitening, constants: Constants, learning: bool = False
+        self,
+        log_joint: Callable[[Tensor], Tensor],
+        whitening: Whitening,
+        constants: Constants,
+        learning: bool = False,
+        functional: bool = False,
     ) -> None:
-        self.log_joint, self.whitening, self.constants, self.learning = log_joint, whitening, constants, learning
+        self.log_joint, self.whitening, self.constants = log_joint, whitening, constants
+        self.learning, self.functional = learning, functional
 
     def forwards(self) -> Ends:
         """Chains from z ~ q on, widened if so; E[w] = p(x)."""
+        state = self.start()
+        for t in range(self.constants.steps):
+            state = self.leap(t, state, refresh=t > 0)
+        return self.end(state)
+
+    def start(self) -> State:
         u = self.whitening.sample()
         v = torch.randn_like(u)
-        alive = torch.ones(len(u), dtype=torch.bool, device=u.device)
-        log_ratio = -self.whitening.at(u).log_base
-        for t in range(self.constants.steps):
-            before = v if t == 0 else self._refreshed(v)
-            u, v, alive = self._leapfrog(t, u, before, alive, 1)
-            log_ratio = log_ratio + momentum_ratio(before, v)
-        end = self.whitening.at(u)
-        return Ends(end.z, log_ratio + end.log_jacobian, alive)
+        return State(u, v, torch.ones(len(u), dtype=torch.bool, device=u.device), -self.whitening.at(u).log_base)
+
+    def leap(self, t: int, state: State, refresh: bool) -> State:
+        """One leapfrog, after a partial refresh of the momentum if asked."""
+        before = self._refreshed(state.v) if refresh else state.v
+        u, v, alive = self._leapfrog(t, state.u, before, state.alive, 1)
+        return State(u, v, alive, state.log_ratio + momentum_ratio(before, v))
+
+    def end(self, state: State) -> Ends:
+        end = self.whitening.at(state.u)
+        return Ends(end.z, state.log_ratio + end.log_jacobian, state.alive)
 
     def backwards(self, z: Tensor) -> Ends:
         """The same chains run the other way from z ~ p(z | x), each step undone in turn; E[1 / w] = 1 / p(x)."""
@@ -82,16 +107,20 @@ class Bridge:
 
     def _force(self, t: int, u: Tensor) -> Tensor:
         """The gradient of log pi_t."""
+        if self.functional:
+            return torch.func.grad(lambda u: self._log_pi(t, u).sum())(u)  # type: ignore[no-any-return]
         with torch.enable_grad():
             if not self.learning:
                 u = u.detach().requires_grad_()
-            place = self.whitening.at(u)
-            log_joint = self.log_joint(place.z)
-            if not log_joint.requires_grad:
-                raise DohyoError("log_joint(x, z) has no gradient in z; write it in torch, without detach or no_grad")
-            beta = self.constants.bridge[t]
-            log_pi = (1 - beta) * place.log_base + beta * (log_joint + place.log_jacobian)
-            return torch.autograd.grad(log_pi.sum(), u, create_graph=self.learning)[0]
+            return torch.autograd.grad(self._log_pi(t, u).sum(), u, create_graph=self.learning)[0]
+
+    def _log_pi(self, t: int, u: Tensor) -> Tensor:
+        place = self.whitening.at(u)
+        log_joint = self.log_joint(place.z)
+        if not log_joint.requires_grad and not self.functional:
+            raise DohyoError("log_joint(x, z) has no gradient in z; write it in torch, without detach or no_grad")
+        beta = self.constants.bridge[t]
+        return (1 - beta) * place.log_base + beta * (log_joint + place.log_jacobian)
 
     def _refreshed(self, v: Tensor) -> Tensor:
         keep = self.constants.persistence
@@ -106,10 +135,12 @@ def momentum_ratio(before: Tensor, after: Tensor) -> Tensor:
 class Source:
     """rows -> the bridge between q and p of x[rows], encoding x once."""
 
-    def __init__(self, model: Any, x: Tensor, constants: Constants, learning: bool = False) -> None:
-        self.model, self.x, self.learning = model, x, learning
+    def __init__(
+        self, model: Any, x: Tensor, constants: Constants, learning: bool = False, functional: bool = False, code: Any = None
+    ) -> None:
+        self.model, self.x, self.learning, self.functional = model, x, learning, functional
         with torch.no_grad():
-            self.code = model.encode(x) if hasattr(model, "encode") else x
+            self.code = code if code is not None else model.encode(x) if hasattr(model, "encode") else x
         self.constants = constants.like(_first(self.code))
 
     def __call__(self, rows: Tensor) -> Bridge:
@@ -117,7 +148,8 @@ class Source:
             q = self.model.posterior(_take(self.code, rows))
         self._check(q, len(rows))
         whitening, x = whiten(q, self.constants.widening), self.x[rows]
-        return Bridge(lambda z: one_for_each(rows, self.model.log_joint(x, z)), whitening, self.constants, self.learning)
+        log_joint = lambda z: one_for_each(rows, self.model.log_joint(x, z))  # noqa: E731
+        return Bridge(log_joint, whitening, self.constants, self.learning, self.functional)
 
     @property
     def size(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
@@ -48,6 +48,10 @@ class Constants:
     def like(self, x: Tensor) -> Self:
         """The same where x lives, in its precision."""
         return type(self)(*(getattr(self, field.name).to(x) for field in fields(self)))
+
+    def of_size(self, size: int) -> Self:
+        """The same with a value for each of `size` dimensions."""
+        return replace(self, step=self.step.repeat(1, size // self.step.shape[-1]), widening=self.widening.expand(size).clone())
 
     def frozen(self) -> Self:
         """The same, detached, on the CPU."""

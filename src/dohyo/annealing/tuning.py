@@ -15,6 +15,7 @@ from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated, most_rows
 from dohyo.files import plain as to_plain
 from dohyo.packing import rows
+from dohyo.verdict import heavy_share
 
 if TYPE_CHECKING:
     from dohyo.annealing.annealed import Annealed
@@ -195,7 +196,7 @@ def preferred(seen: list[Tensor]) -> int:
     weights are good, v is measured and the least wins. Heavy weights (k-hat above 0.7) hide their variance, but not that their
     log-mean is low: then the highest wins, and of those within one standard error of it the last, whose k-hat is the lowest.
     """
-    if float((khat(seen[0]) > 0.7).double().mean()) <= FEW:
+    if heavy_share(khat(seen[0])) <= FEW:
         moments = [_moments(log_w)[1] for log_w in seen]
         return moments.index(min(moments))
     means = [_log_mean(log_w) for log_w in seen]

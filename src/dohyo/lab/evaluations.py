@@ -52,7 +52,8 @@ def load_evaluation(path: Path, name: str | None = None) -> Saved:
         estimator, replicates = from_dict(about.pop("estimator")), int(about.pop("replicates"))
         known = None if noise is None else (noise, replicates - 1)
         cost, fingerprint = int(about.pop("cost")), int(about.pop("fingerprint"))
-        found = summarise(log_px[:, None], estimator, cost, khat, fingerprint=fingerprint, noise=known)
+        annealed = bool(about.get("annealed", False))
+        found = summarise(log_px[:, None], estimator, cost, khat, fingerprint=fingerprint, noise=known, annealed=annealed)
     except OSError as error:
         raise DohyoError(
             f"{path}: cannot be read ({error.strerror or error}); give a run's folder, or a .npz of dohyo evaluate"

@@ -26,6 +26,9 @@ TENSORBOARD = "tensorboard"
 RESULT = "result.json"  # written last: it says that the run is finished
 TEST_VALUES, VALUES = "test.npz", "evaluation.npz"  # each datum's log p(x), by `dohyo train` and by `dohyo evaluate`
 DRAWS = "draws.npz"  # of reverse KL
+EVALUATION, SANDWICH = "evaluation.json", "sandwich.json"  # what the commands of these names found last
+ANNEALING = "annealing.json"  # constants of chains, with what they were tuned for
+LOG_LIKELIHOOD = "log_likelihood.png"
 LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS = "learning_curves.png", "samples.png", "reconstructions.png"
 DENSITY, MARGINALS = "density.png", "marginals.png"
 
@@ -153,6 +156,12 @@ def write_result(folder: Path, result: Values) -> None:
     for leftover in folder.glob(".*-????????.*"):
         leftover.unlink()
     write_json(folder / RESULT, result)
+
+
+def beyond_verdict(result: Values) -> list[str]:
+    """The warnings of a result or an evaluation that its verdict's sentence does not hold."""
+    reason = str((result.get("verdict") or {}).get("reason") or "")
+    return [line for line in map(str, result.get("warnings") or ()) if line not in reason]
 
 
 def read_records(folder: Path) -> list[Values]:

@@ -70,6 +70,11 @@ class Parser(ArgumentParser):
             text = f"unknown {wrong[1]} {wrong[2]!r}: {nearest(wrong[2], dict.fromkeys([*choices, *types]))}"
         raise DohyoError(text)
 
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        action = super().add_argument(*args, **kwargs)
+        _list_choices(action)
+        return action
+
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
         """With the help that the docstrings of the class and its bases give under "Attributes:"."""
         added = super().add_class_arguments(*args, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dohyo.contract import steered
+from dohyo.contract import bound, steered, through_chains
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.names import check_choice
@@ -17,6 +17,7 @@ from dohyo.objectives.weighing import (
     KDraw,
     Outcome,
     baselines,
+    bind_options,
     check_encoder,
     coefficients,
     draw_weights,
@@ -57,6 +58,7 @@ class MaximumLikelihood:
     clip_datum: float | None = None
 
     RECORDED: ClassVar = ("train_nll", "train_iwae_nll", "clipped_data")
+    RECORDED_OF_CHAINS: ClassVar = (*RECORDED, "lost_chains")
 
     def __post_init__(self) -> None:
         if self.encoder is None:
@@ -89,12 +91,27 @@ class MaximumLikelihood:
         """
         encoder = str(self.encoder)
         plan = Plan.of(self.estimator.plan(len(x), generator, shared=self.shared), x.device)
+        given = baselines(baseline, x, encoder)
+        if through_chains(model):
+            return self._through_chains(model, x, plan, given)
         log_w, marks = draw_weights(model, x, encoder, plan)
         function = partial(self.coefficients, batch=len(x), dtype=log_w.dtype)
-        found = through_tables(function, log_w.detach(), plan.counts, *baselines(baseline, x, encoder))
+        found = through_tables(function, log_w.detach(), plan.counts, *given)
         nll, iwae_nll, _, theta, *ratio = found
         loss = steered((theta * log_w).sum(), nll.mean(), ratio[0] if ratio else None, marks)
         return Outcome(loss, -nll, -iwae_nll, -iwae_nll, dict(zip(self.RECORDED, found, strict=False)))
+
+    def _through_chains(self, model: Any, x: Tensor, plan: Plan, baseline: list[Tensor]) -> Outcome:
+        """Theta follows the chains' weights, phi as many fresh samples of the encoder."""
+        fresh = model.bind_encoder(x, **bind_options(str(self.encoder)))(plan.rows)
+        log_w = bound(model, x)(plan.rows)
+        of_theta = partial(self.chain_coefficients, batch=len(x), dtype=log_w.dtype)
+        of_phi = partial(self.encoder_coefficients, batch=len(x), dtype=log_w.dtype)
+        found = through_tables(of_theta, log_w.detach(), plan.counts)
+        (phi,) = through_tables(of_phi, fresh.detach(), plan.counts, *baseline)
+        nll, iwae_nll, *_, theta = found
+        loss = steered((theta * log_w).sum() + (phi * fresh).sum(), nll.mean(), None, [])
+        return Outcome(loss, -nll, -iwae_nll, -iwae_nll, dict(zip(self.RECORDED_OF_CHAINS, found, strict=False)))
 
     def coefficients(
         self, log_w: Tensor, counts: Tensor, baseline: Tensor | None = None, *, batch: int, dtype: torch.dtype
@@ -107,14 +124,34 @@ class MaximumLikelihood:
         """
         encoder = str(self.encoder)
         value, phi, log_px, iwae = coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=encoder)
-        clipped = torch.zeros_like(log_px)
-        if self.clip_datum is not None and self.clip_datum < math.inf:
-            size = value.abs().sum(-1)
-            clipped = (size > self.clip_datum * (1 + 1e-9)).double()
-            value = value * (self.clip_datum / size).clamp(max=1.0)[:, None]
+        value, clipped = self._clipped(value)
         if encoder == "same":
             return -log_px, -iwae, clipped, (-value / batch).to(dtype)
         return -log_px, -iwae, clipped, *(part.to(dtype) for part in safe_ratio(-value / batch, phi / batch))
+
+    def chain_coefficients(self, log_w: Tensor, counts: Tensor, *, batch: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """From a table of chains' log-weights: the `RECORDED_OF_CHAINS` numbers of each datum, and theta's coefficients."""
+        value, _, log_px, iwae = coefficients(log_w, counts, estimator=self.estimator, encoder="same")
+        value, clipped = self._clipped(value)
+        own = torch.arange(log_w.shape[1], device=log_w.device) < counts[:, None]
+        lost = (own & (log_w == -torch.inf)).double().sum(-1)
+        return -log_px, -iwae, clipped, lost, (-value / batch).to(dtype)
+
+    def encoder_coefficients(
+        self, log_w: Tensor, counts: Tensor, baseline: Tensor | None = None, *, batch: int, dtype: torch.dtype
+    ) -> tuple[Tensor]:
+        """From a table of the encoder's own log-weights: phi's coefficients."""
+        encoder = str(self.encoder)
+        value, phi, _, _ = coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=encoder)
+        return (((-value if encoder == "same" else phi) / batch).to(dtype),)
+
+    def _clipped(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The coefficients (batch, width) with `clip_datum` applied, and 1 for each datum where they were scaled, else 0."""
+        size = value.abs().sum(-1)
+        if self.clip_datum is None or self.clip_datum == math.inf:
+            return value, torch.zeros_like(size)
+        clipped = (size > self.clip_datum * (1 + 1e-9)).double()
+        return value * (self.clip_datum / size).clamp(max=1.0)[:, None], clipped
 
     def skip(self, generator: torch.Generator) -> None:
         """Draw a shared K and discard it, to stay in step with the other processes."""

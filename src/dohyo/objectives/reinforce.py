@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dohyo.contract import offers, require
+from dohyo.contract import offers
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.names import check_choice
-from dohyo.objectives.weighing import KDraw, Outcome, SamplingEncoder, check_encoder, sleep_loss, weigh
+from dohyo.objectives.weighing import KDraw, Outcome, SamplingEncoder, check_encoder, require_sampler, sleep_loss, weigh
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Reinforce:
             raise DohyoError(
                 f"{type(policy).__name__} has no log_prob; give an estimator of log p(x), such as dohyo.SUMO.at_cost(15)"
             )
-        require(policy, "REINFORCE", "sample_joint")
+        require_sampler(policy, "REINFORCE", "sample_joint")
         with torch.no_grad():
             z, x = policy.sample_joint(len(index))
         rewards = self.reward(x)

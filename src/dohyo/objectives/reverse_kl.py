@@ -16,11 +16,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dohyo.contract import Mark, require
+from dohyo.contract import Mark
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.names import check_choice
-from dohyo.objectives.weighing import KDraw, Outcome, SamplingEncoder, Weighed, check_encoder, safe_ratio, sleep_loss, weigh
+from dohyo.objectives.weighing import (
+    KDraw,
+    Outcome,
+    SamplingEncoder,
+    Weighed,
+    check_encoder,
+    require_sampler,
+    safe_ratio,
+    sleep_loss,
+    weigh,
+)  # fmt: skip
 
 Paths = Literal["all", "x", "decoder"]
 PATHS: dict[str, str] = {
@@ -122,7 +132,7 @@ class ReverseKL:
 
 
 def _samples(model: Any, n: int) -> tuple[Tensor, Tensor]:
-    require(model, "reverse KL", "sample_joint", "bind")
+    require_sampler(model, "reverse KL", "sample_joint", "bind")
     z, x = model.sample_joint(n)
     if not x.requires_grad:
         raise DohyoError(f"{type(model).__name__}'s samples have no gradient: p(x | z) must have rsample, as a Gaussian has")

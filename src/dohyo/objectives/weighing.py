@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dohyo.contract import Mark, bound, check_marks, marking, one_for_each, require, steered
+from dohyo.contract import Mark, bound, check_marks, marking, offers, one_for_each, require, steered
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.names import check_choice
@@ -163,6 +163,18 @@ def safe_ratio(theta: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
     """theta's coefficients, and phi's divided by them; a zero is replaced by a number too small to matter."""
     theta = torch.where((theta.abs() < _LEAST) & (phi != 0), _LEAST, theta)
     return theta, torch.where(phi == 0, 0.0, phi / theta)
+
+
+def require_sampler(model: object, what: str, *methods: str) -> None:
+    """Raise a DohyoError if `what`, an objective on the model's own samples, cannot train this model."""
+    if offers(model, "bind_encoder"):
+        raise DohyoError(f"{what} cannot train through annealed chains, only maximum likelihood can; give it the model itself")
+    require(model, what, *methods)
+
+
+def bind_options(encoder: str) -> dict[str, bool]:
+    """The options of a model's `bind` that the encoder's loss needs."""
+    return {"detach_posterior": True} if encoder == "dreg" else {}
 
 
 def baselines(baseline: float | Tensor, x: Tensor, encoder: str) -> list[Tensor]:

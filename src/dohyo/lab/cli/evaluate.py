@@ -1,6 +1,7 @@
 """`dohyo evaluate`: log p(x) of a trained model."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,19 +12,26 @@ from rich.progress import Progress
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.evaluation import check_target
-from dohyo.lab.cli.screen import console, estimator_from, interval, number, show_evaluation, show_table
+from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table
 from dohyo.lab.evaluations import save_evaluation
+from dohyo.lab.experiments.annealing import CHAINS, Anneal, Weights, check_anneal, choose_weights, plot_weights
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
-from dohyo.lab.folder import VALUES
+from dohyo.lab.folder import EVALUATION, VALUES, write_json
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import Device
 from dohyo.lab.training.processes import launch, leave
+from dohyo.lab.training.state import load_checkpoint
 
 _EXAMPLES = """examples:
-  dohyo evaluate runs/a --estimator iwae --cost 5000
+  dohyo evaluate runs/a                                                  # annealed weights where the encoder's are too heavy
+  dohyo evaluate runs/a --anneal 16 --cost 1000                          # chains of 16 leapfrogs, a picture beside the run
+  dohyo evaluate runs/a --anneal 0 --estimator iwae --cost 5000          # as it is done everywhere
   dohyo evaluate runs/a --estimator multilevel-rr --cost 50 --json
   dohyo evaluate runs/a --estimator symmetric-sumo --cost 20 --target-stderr 0.05 --reference --out values.npz
+
+A chain of T leapfrogs takes 3 T + 1 evaluations of p(x, z). What is found goes to evaluation.json in the run's folder.
 """
+COST, ANNEALED_COST, FEWEST = 50.0, 1000.0, 8  # evaluations of p(x, z) for each estimate; chains, where few could be paid
 
 
 @dataclass
@@ -32,7 +40,10 @@ class EvaluateConfig:
 
     Attributes:
         estimator: What estimates log p(x); or the .json or .yaml file of a tuned estimator.
-        cost: The expected number of log-weights for each estimate, as near as the estimator can come.
+        cost: The expected evaluations of p(x, z) for each estimate, as near as the estimator can come; null for 50 log-weights of
+            the encoder, or for 1,000 evaluations by chains, of which there are at least 8.
+        anneal: Leapfrogs of the chains that make the log-weights, 0 for the encoder's own; auto takes chains where k-hat is above
+            0.7 for three tenths of the data or more, and chooses their length.
         split: Which of the run's data to evaluate on.
         replicates: Estimates for each datum.
         target_stderr: The standard error wanted for the estimator's noise; a pilot then fixes the replicates.
@@ -43,7 +54,8 @@ class EvaluateConfig:
     """
 
     estimator: str = "multilevel-rr"
-    cost: float = 50.0
+    cost: float | None = None
+    anneal: Anneal = "auto"
     split: Literal["test", "valid", "train"] = "test"
     replicates: int = 1
     target_stderr: float | None = None
@@ -54,7 +66,7 @@ class EvaluateConfig:
 
 
 def parser() -> Parser:
-    made = Parser(description="log p(x) of a trained model, with an error bar.", epilog=_EXAMPLES)
+    made = Parser(description="log p(x) of a trained model, with an error bar and a verdict on it.", epilog=_EXAMPLES)
     made.add_argument("run", type=Path, help="a run's folder")
     made.add_class_arguments(EvaluateConfig)
     made.add_argument("--reference", action="store_true", help="add the paper's IWAE-5000 to the table")
@@ -65,9 +77,10 @@ def parser() -> Parser:
 
 def run(options: Namespace) -> int:
     trained = DensityRun.open(options.run)
-    estimators = [estimator_from(options.estimator, options.cost), *([dohyo.IWAE(5000)] if options.reference else [])]
+    check_anneal(options.anneal)
+    estimator = estimator_from(options.estimator, COST if options.cost is None else options.cost)
     if options.target_stderr is not None:
-        check_target(options.target_stderr, estimators[0])
+        check_target(options.target_stderr, estimator)
     if options.out is not None and options.out.suffix != ".npz":
         raise DohyoError(f"--out is {options.out}; the values of each datum go to a .npz file")
     model, data = trained.trained(), trained.data
@@ -75,47 +88,87 @@ def run(options: Namespace) -> int:
     if options.split == "train" and data.kind == "grey":
         raise DohyoError("every batch of the training data is binarised at random; evaluate the splits test or valid")
     fabric = launch(options.device)
+    weights = choose_weights(fabric, options.run, model, x, options.anneal, options.split, options.seed, options.max_rows)
+    if weights.steps:
+        cost = ANNEALED_COST if options.cost is None else options.cost
+        estimator = estimator_from(options.estimator, max(cost / weights.each, FEWEST))
     reports = []
-    for estimator in estimators:
-        first = estimator is estimators[0]
-        result = _evaluated(fabric, model, x, estimator, options, first)
-        reports.append({
-            "run": str(options.run),
-            "split": options.split,
-            "estimator": estimator.name,
-            "estimator_arguments": dohyo.to_dict(estimator),
-            "expected_cost": estimator.expected_cost,
-            "nll": -result.mean,
-            **result.to_dict(),
-        })  # fmt: skip
-        if first and fabric.is_global_zero:
-            path = options.out or options.run / VALUES
-            save_evaluation(path, result, estimator, run=str(options.run), split=options.split)
+    for own, weighed in ((estimator, weights), *([(dohyo.IWAE(5000), Weights(model))] if options.reference else [])):
+        result = _evaluated(fabric, weighed, x, own, options, own is estimator)
+        reports.append(_report(result, own, weighed, options))
+        if own is estimator and fabric.is_global_zero:
+            _save(result, own, weighed, options)
     leave(fabric)
-    if fabric.is_global_zero and options.json:
-        print(json.dumps({**reports[0], **({"reference": reports[1]} if options.reference else {})}))
-    elif fabric.is_global_zero:
+    if not fabric.is_global_zero:
+        return 0
+    found = {**reports[0], **({"reference": reports[1]} if options.reference else {})}
+    if options.json:
+        print(json.dumps(found))
+    else:
         _show(reports, f"{options.run}: {len(x)} {options.split} data")
+    _keep(found, weights, model, x.to(fabric.device), options)
     return 0
 
 
+def _report(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weights, options: Namespace) -> dict[str, Any]:
+    found = result.to_dict()
+    return {
+        "run": str(options.run),
+        "split": options.split,
+        "estimator": estimator.name,
+        "estimator_arguments": dohyo.to_dict(estimator),
+        "steps": weights.steps,
+        "evaluations_per_weight": weights.each,
+        "expected_cost": estimator.expected_cost * weights.each,
+        "nll": -result.mean,
+        **found,
+        "warnings": [*found["warnings"], *weights.warnings],
+    }
+
+
 def _show(reports: list[dict[str, Any]], title: str) -> None:
-    columns = ["estimator", "expected cost", "NLL", "of which noise", "95% interval of log p(x)", "log-weights", "kind"]
-    rows = [[report["estimator"], f"{report['expected_cost']:.4g}", f"{report['nll']:.3f} ± {number(report['stderr'])}",
+    columns = ["estimator", "weights", "cost", "NLL", "its noise", "95% interval of log p(x)", "evaluations", "kind"]
+    rows = [[report["estimator"], Weights(None, report["steps"]).name, f"{report['expected_cost']:.4g}",
+             f"{report['nll']:.3f} ± {number(report['stderr'])}",
              "" if report["noise_stderr"] is None else number(report["noise_stderr"]), interval(report), str(report["cost"]),
              report["kind"]] for report in reports]  # fmt: skip
-    show_table(title, columns, rows, words=("estimator", "kind"))
+    show_table(title, columns, rows, words=("estimator", "weights", "kind"))
     for report in reports:
-        show_evaluation(report)
+        show_evaluation(report, f"{report['estimator']}: " if len(reports) > 1 else "")
 
 
-def _evaluated(fabric: Any, model: Any, x: Any, estimator: Any, options: Namespace, first: bool) -> dohyo.Evaluation:
+def _save(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weights, options: Namespace) -> None:
+    """Each datum's values, for `dohyo compare`."""
+    about = {"run": str(options.run), "split": options.split, "annealed": weights.steps > 0}
+    try:
+        save_evaluation(options.out or options.run / VALUES, result, estimator, **about)
+    except OSError as error:
+        if options.out is not None:
+            raise
+        print(f"dohyo: the values are not kept for dohyo compare: {error}; --out writes them elsewhere", file=sys.stderr)
+
+
+def _keep(found: dict[str, Any], weights: Weights, model: Any, x: Any, options: Namespace) -> None:
+    """What was found, and the picture of annealed weights, in the run's folder, where the report looks for them."""
+    best = load_checkpoint(options.run)["numbers"]["best_epoch"]
+    try:
+        write_json(options.run / EVALUATION, found | {"best_epoch": best})
+        if weights.steps:
+            picture = plot_weights(options.run, model, weights, x, options.seed, options.max_rows)
+            if not options.json:
+                say(f"written: {picture}")
+    except OSError as error:  # the numbers are printed already; the folder may be somebody else's
+        print(f"dohyo: not kept for the report: {error}", file=sys.stderr)
+
+
+def _evaluated(fabric: Any, weights: Weights, x: Any, estimator: Any, options: Namespace, first: bool) -> dohyo.Evaluation:
     quiet = options.json or not fabric.is_global_zero
     with Progress(console=console(), disable=quiet, transient=True) as progress:
         task = progress.add_task(estimator.name, total=-(-len(x) // fabric.world_size))
         return evaluate_over_processes(
-            fabric, model, x, estimator, seed=options.seed, max_rows=options.max_rows,
+            fabric, weights.model, x, estimator, seed=options.seed, max_rows=options.max_rows,
             replicates=options.replicates if first else 1,
             target_stderr=options.target_stderr if first else None,
             progress=lambda done: progress.update(task, completed=done),
+            **({"khat_samples": CHAINS} if weights.steps else {}),
         )  # fmt: skip

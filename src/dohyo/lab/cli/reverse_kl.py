@@ -18,6 +18,7 @@ _EXAMPLES = """examples:
   dohyo reverse-kl --target funnel --estimator sumo --encoder variance --optimiser rmsprop --learning-rate 5e-5
                    --epsilon 1e-3 --beta2 0.99 --decay none --out runs/p                                 # the paper's
   dohyo reverse-kl --resume runs/f --steps 40000
+  dohyo reverse-kl --resume runs/f --anneal 8      # the last check again, with annealed weights
 """
 
 

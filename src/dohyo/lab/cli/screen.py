@@ -18,6 +18,7 @@ from rich.text import Text
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
+from dohyo.lab.folder import beyond_verdict
 from dohyo.names import named
 
 
@@ -42,13 +43,19 @@ def show_table(
     console().print(table)
 
 
-def show_evaluation(report: dict[str, Any]) -> None:
-    """Print what `Evaluation.to_dict` holds beyond the numbers of the table."""
+def show_evaluation(report: dict[str, Any], of: str = "") -> None:
+    """Print what `Evaluation.to_dict` holds beyond the numbers of the table; `of` comes before each line."""
     if report["robust_interval"] is not None:
         low, high = report["robust_interval"]
-        say(f"median of means of log p(x): {report['robust_mean']:.3f} in [{low:.3f}, {high:.3f}]")
-    for warning in report["warnings"]:
-        say(f"warning: {warning}")
+        say(f"{of}median of means of log p(x): {report['robust_mean']:.3f} in [{low:.3f}, {high:.3f}]")
+    for line in verdict_lines(report):
+        say(of + line)
+
+
+def verdict_lines(result: dict[str, Any]) -> list[str]:
+    """Whether the error bar of a result or an evaluation can be trusted, and the warnings that are not about that."""
+    verdict = result.get("verdict")
+    return [*([f"verdict: {verdict['reason']}"] if verdict else []), *(f"warning: {line}" for line in beyond_verdict(result))]
 
 
 def interval(report: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.lab.cli.runs import run_command, run_parser
-from dohyo.lab.cli.screen import count, number
+from dohyo.lab.cli.screen import count, number, verdict_lines
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.parsing import Parser
 
@@ -40,7 +40,10 @@ def _summary(result: dict[str, Any]) -> list[str]:
     how = f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}"
     length = f"{count(result['epochs'])} epochs, {result['seconds']:.0f} s"
     lines = [f"{several}test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {how}, {length}"]
+    if "test_nll_annealed" in result:
+        chains = f"{result['test_chains']} chains of {result['anneal']} leapfrogs"
+        lines.append(f"by {chains}: {number(result['test_nll_annealed'])} ± {number(result['test_nll_annealed_stderr'])}")
     if replicas:
         each = ", ".join(number(replica["test_nll"]) for replica in replicas)
         lines.append(f"each: {each}; their standard deviation is {number(result['test_nll_spread'])}")
-    return lines + [f"warning: {line}" for line in result["warnings"]]
+    return lines + verdict_lines(result)

@@ -12,6 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
@@ -21,13 +22,22 @@ from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
-from dohyo.lab.folder import LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, TEST_VALUES, read_records, replica_folder, write_result
+from dohyo.lab.folder import (
+    CHECKPOINT,
+    LEARNING_CURVES,
+    RECONSTRUCTIONS,
+    SAMPLES,
+    TEST_VALUES,
+    read_records,
+    replica_folder,
+    write_result,
+)
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import RESUMABLE
 from dohyo.lab.training.loop import Diverged, check
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import OnData
+from dohyo.lab.training.tasks import OnData, size_of
 from dohyo.models import build
 from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
@@ -47,8 +57,14 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         data_seed: The seed of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas
             share it.
         model: The model by name, or your own nn.Module as package.module:Class.
+        init_from: The folder of a run whose best parameters this one begins with; of replicas, each with its own.
+        anneal: The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own;
+            `cost` counts chains. 0 for samples of the encoder.
+        estimator: What theta follows; by default sumo, and iwae over chains.
+        cost: The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 2
+            chains.
         max_terms: The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit.
-        encoder: What phi follows; by default same for bounds and dreg for unbiased estimators.
+        encoder: What phi follows; by default same for bounds, and dreg for unbiased estimators and chains.
         k_draw: How often K is drawn.
         baseline: What the square of the estimate is taken about, with encoder variance.
         clip_datum: The largest sum of one datum's coefficients; null for no such clipping.
@@ -65,6 +81,10 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     data_seed: int | None = None
     model: str = "vae"
     latent: int = 50
+    init_from: Path | None = None
+    anneal: int = 0
+    estimator: str | None = None  # type: ignore[assignment]  # a name once it is made
+    cost: float | None = None  # type: ignore[assignment]
     max_terms: int | None = None
     encoder: Encoder | None = None
     k_draw: KDraw = "batch"
@@ -78,8 +98,14 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("test_terms", "hidden", "latent", "replicas", "max_terms")
+        if self.anneal < 0:
+            raise DohyoError(f"anneal is {self.anneal}; it must be a number of leapfrogs, or 0 for samples of the encoder")
+        self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
+        self.cost = self.cost if self.cost is not None else 2.0 if self.anneal else 15.0
         if self.data_dir is not None:
             self.data_dir = self.data_dir.resolve()
+        if self.init_from is not None:
+            self.init_from = self.init_from.resolve()
         if Path(self.data).suffix:  # a file: found again from another folder
             self.data = str(Path(self.data).resolve())
         objective = self.objective()
@@ -95,8 +121,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             self.clip_encoder = 10.0 if bound and self.encoder == "same" else 5000.0 if self.encoder == "variance" else 125.0
 
     def objective(self) -> MaximumLikelihood:
-        estimator = self.make_estimator(self.max_terms)
-        return MaximumLikelihood(estimator, self.encoder, self.k_draw, self.baseline, self.clip_datum)
+        estimator, encoder = self.make_estimator(self.max_terms), self.encoder or ("dreg" if self.anneal else None)
+        return MaximumLikelihood(estimator, encoder, self.k_draw, self.baseline, self.clip_datum)
 
     def dataset(self) -> Dataset:
         return load(self.data, self.data_dir, self.data_kind, self.seed if self.data_seed is None else self.data_seed)
@@ -110,6 +136,10 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         start_from = getattr(model, "start_from", None)
         if start_from is not None:
             start_from(data.train)
+        if self.anneal:
+            annealed = Annealed(model, self.anneal)  # type: ignore[arg-type]
+            annealed.constants = size_of(annealed, data.valid)
+            return annealed
         return model
 
 
@@ -132,6 +162,8 @@ class DensityRun(Run[DensityConfig]):
 
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
         model, objective = self.config.build_model(self.data), self.config.objective()
+        if self.config.init_from is not None and not (self.folder / CHECKPOINT).exists():
+            begin_with(unannealed(model), self.config.init_from)
         check(model, objective, self.data.train_batch(torch.arange(min(2, len(self.data.train)))))
         return model, self.task, objective
 
@@ -143,7 +175,10 @@ class DensityRun(Run[DensityConfig]):
             return []
         k_seed, data_seed = (seed if own is None else own for own in (config.k_seed, config.data_seed))
         common = dataclasses.replace(config, k_seed=k_seed, data_seed=data_seed, replicas=1)
-        configs = [dataclasses.replace(common, seed=seed + i) for i in range(config.replicas)]
+        folders = [config.init_from] * config.replicas
+        if config.init_from is not None and replica_folder(config.init_from, 0).exists():
+            folders = [replica_folder(config.init_from, i) for i in range(config.replicas)]
+        configs = [dataclasses.replace(common, seed=seed + i, init_from=folder) for i, folder in enumerate(folders)]
         return [DensityRun(replica_folder(self.folder, i), config, self) for i, config in enumerate(configs)]
 
     @property
@@ -158,7 +193,7 @@ class DensityRun(Run[DensityConfig]):
     def trained(self) -> nn.Module:
         if self.replicas:
             raise DohyoError(f"{self.folder} holds {len(self.replicas)} replicas; name one of them: {self.replicas[0].folder}")
-        return super().trained()
+        return unannealed(super().trained())
 
     def train(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:
         if not self.replicas:
@@ -226,14 +261,29 @@ class DensityRun(Run[DensityConfig]):
         spread = statistics.stdev(nlls) if None not in nlls else None
         stderr = None if spread is None else spread / math.sqrt(len(nlls))
         own = {"seed": self.config.seed, "warnings": sorted({line for result in results for line in result["warnings"]})}
+        verdicts = [result["verdict"] for result in results if result.get("verdict")]
+        if verdicts:
+            own["verdict"] = min(verdicts, key=lambda verdict: {False: 0, None: 1, True: 2}[verdict["trusted"]])  # the worst
         return mean | own | {"test_nll_spread": spread, "test_nll_mean_stderr": stderr, "replicas": results}
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
-        model, config, data = self.parts[0], self.config, self.data
-        test = evaluate_over_processes(
-            fabric, model, data.test, IWAE(config.test_terms), seed=config.seed, max_rows=config.max_rows,
-            progress=lambda done: on_test(done, -(-len(data.test) // fabric.world_size)),
-        )  # fmt: skip
+        trained, config, data = self.parts[0], self.config, self.data
+        model, chains = unannealed(trained), {}
+
+        def test_by(model: nn.Module, terms: int) -> Evaluation:
+            return evaluate_over_processes(
+                fabric, model, data.test, IWAE(terms), seed=config.seed, max_rows=config.max_rows,
+                progress=lambda done: on_test(done, -(-len(data.test) // fabric.world_size)),
+            )  # fmt: skip
+
+        test = test_by(model, config.test_terms)
+        if isinstance(trained, Annealed):
+            terms = max(1, config.test_terms // trained.evaluations_per_weight)  # as many evaluations of p(x, z)
+            found = test_by(trained, terms)
+            chains = {
+                "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": terms,
+                "anneal": config.anneal,
+            }  # fmt: skip
         records = read_records(self.folder)
         if fabric.is_global_zero:
             save_evaluation(self.folder / TEST_VALUES, test, IWAE(config.test_terms), run=str(self.folder), split="test")
@@ -243,11 +293,14 @@ class DensityRun(Run[DensityConfig]):
             "test_nll": -test.mean,
             "test_nll_stderr": test.stderr,
             "test_terms": config.test_terms,
+            **chains,
+            "decoder_passes": decoder_passes(config),
             "valid_nll": numbers["best_score"],
             **about_estimator(config, config.objective().estimator),
             "data": config.data,
             "model": config.model,
             "best_epoch": numbers["best_epoch"],
+            "verdict": test.verdict.to_dict(),
             "warnings": [*(_not_captured(records[-1]) if records else []), *test.warnings],
         }
 
@@ -263,6 +316,32 @@ class DensityRun(Run[DensityConfig]):
             if hasattr(model, "reconstruct"):
                 x = self.data.test[:16]
                 plot_reconstructions(x, model.reconstruct(x), self.data.shape, self.folder / RECONSTRUCTIONS)
+
+
+def begin_with(model: nn.Module, folder: Path) -> None:
+    """Give a model the best parameters of another run."""
+    best = load_checkpoint(folder)["best"]
+    if "bridge" in best:  # of a run through chains: its model is inside
+        best = {name.removeprefix("model."): value for name, value in best.items() if name.startswith("model.")}
+    try:
+        model.load_state_dict(best)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise DohyoError(f"{folder}: its parameters do not fit this model ({reason}); train the same model as there") from error
+
+
+def unannealed(model: nn.Module) -> nn.Module:
+    """The model itself, where it is trained through chains."""
+    inner: nn.Module = model.model if isinstance(model, Annealed) else model
+    return inner
+
+
+def decoder_passes(config: DensityConfig) -> dict[str, float]:
+    """The expected passes through the decoder that a training step takes for each datum; backward, those by its inputs and those
+    by its weights count one each. A chain takes both for each leapfrog and at its end, and one sample of the encoder."""
+    weights, steps = config.objective().estimator.expected_cost, config.anneal
+    forward, backward = (steps + 2, steps + 3) if steps else (1, 2)
+    return {"forward": weights * forward, "backward": weights * backward}
 
 
 def evaluate_over_processes(
@@ -281,7 +360,8 @@ def evaluate_over_processes(
     for rank, part in enumerate(parts):
         values[rank :: fabric.world_size, 0] = part.per_datum
     noise = [part.noise_stderr * len(part.per_datum) for part in parts if part.noise_stderr is not None]
-    whole = summarise(values, estimator, sum(part.cost for part in parts), torch.cat([part.khat for part in parts]))
+    khat, annealed = torch.cat([part.khat for part in parts]), getattr(model, "evaluations_per_weight", 1) > 1
+    whole = summarise(values, estimator, sum(part.cost for part in parts), khat, annealed=annealed)
     together = math.hypot(*noise) / len(data) if len(noise) == len(parts) else None
     return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
 

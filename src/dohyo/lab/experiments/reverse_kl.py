@@ -12,6 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
 from dohyo.files import replacing
@@ -26,9 +27,10 @@ from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import OnDraws, Record
 from dohyo.models import GaussianLVM
 from dohyo.objectives import KDraw, Paths, ReverseKL, SamplingEncoder
+from dohyo.verdict import HEAVY
 
 RAW_DRAWS = 100_000
-HEAVY = 0.7  # k-hat above which importance weights are not to be trusted
+TUNED_ON, FEWEST = 256, 16  # draws of the model that chains are tuned on; chains for each draw, at least
 _KEPT = "a checkpoint of an earlier check, if there is one, is kept"
 
 Baseline = Literal["zero", "target"]
@@ -50,6 +52,7 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
         check_terms: Samples of the encoder for each draw in a check.
         test_draws: Draws in the last check.
         test_terms: Samples of the encoder for each draw in the last check.
+        anneal: Leapfrogs of the chains that take their place in the last check, as many as cost the same evaluations; 0 for none.
     """
 
     batch_size: int = 100
@@ -69,10 +72,13 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
     check_terms: int = 1000
     test_draws: int = field(default=4000, metadata=RESUMABLE)
     test_terms: int = field(default=2000, metadata=RESUMABLE)
+    anneal: int = field(default=0, metadata=RESUMABLE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("hidden", "latent", "check_draws", "check_terms", "test_draws", "test_terms")
+        if self.anneal < 0:
+            raise DohyoError(f"anneal is {self.anneal}; it must be a whole number of steps, 0 for the encoder's weights")
         for name in ("check_draws", "test_draws"):
             if getattr(self, name) < 25:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least 25 for an error bar")
@@ -132,7 +138,7 @@ class TowardsTarget(OnDraws):
 class ReverseKLRun(Run[ReverseKLConfig]):
     """A run of `dohyo reverse-kl`."""
 
-    command, config_type, tested_by = "reverse-kl", ReverseKLConfig, ("test_draws", "test_terms")
+    command, config_type, tested_by = "reverse-kl", ReverseKLConfig, ("test_draws", "test_terms", "anneal")
 
     @cached_property
     def target(self) -> Target:
@@ -152,7 +158,8 @@ class ReverseKLRun(Run[ReverseKLConfig]):
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
         config, log_target, (model, task, objective) = self.config, self.target, self.parts
         model = model.to(fabric.device)
-        draws = draw_over_processes(fabric, model, log_target, config.test_draws, config.test_terms, config, on_test)
+        weighed, terms = _annealed(model, config)
+        draws = draw_over_processes(fabric, weighed, log_target, config.test_draws, terms, config, on_test)
         found = divergence(draws, log_target.log_normaliser)
         records = read_records(self.folder)
         if not records:
@@ -201,6 +208,8 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             "paths": config.paths,
             "test_draws": config.test_draws,
             "test_terms": config.test_terms,
+            "anneal": config.anneal,
+            "verdict": _verdict(warnings, moments["khat"]),
             "warnings": warnings,
         }
 
@@ -220,6 +229,24 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             if name in exact:
                 entry |= {"exact_mean": exact[name][0], "exact_sd": exact[name][1]}
         return {"moments": weighted, "khat": shape}
+
+
+def _verdict(warnings: list[str], khat: float) -> dict[str, Any]:
+    """Whether the numbers can be trusted, in the form that every command has."""
+    calm = f"k-hat of the importance weights is {khat:.2f}"
+    said = f"do not trust the numbers: {'; '.join(warnings)}" if warnings else f"the numbers can be trusted: {calm}"
+    return {"trusted": not warnings, "reason": said}
+
+
+def _annealed(model: Any, config: ReverseKLConfig) -> tuple[Any, int]:
+    """The model with the weights of the last check, and how many for each draw; every process tunes the same chains."""
+    if config.anneal == 0:
+        return model, config.test_terms
+    annealed, seed = Annealed(model, config.anneal), config.seed + 6_000_011
+    with isolated(model, seed):
+        x = model.sample(TUNED_ON)
+    annealed.tune(x, seed=seed, max_rows=config.max_rows)
+    return annealed, max(FEWEST, config.test_terms // annealed.evaluations_per_weight)
 
 
 def draw_over_processes(

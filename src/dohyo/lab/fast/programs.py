@@ -12,12 +12,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from dohyo.contract import through_chains
 from dohyo.errors import DohyoError
 from dohyo.lab.fast.captured import CompiledFinish, CompiledTables, network, traced
 from dohyo.lab.fast.finish import Finish
 from dohyo.lab.fast.graphs import Graphs
 from dohyo.lab.fast.noise import FromGenerator
-from dohyo.lab.fast.stacked import Stacked, Unbatchable, check_batchable
+from dohyo.lab.fast.stacked import Unbatchable
+from dohyo.lab.fast.trial import check_batchable, stack
 from dohyo.lab.training.config import LoopConfig
 from dohyo.lab.training.loop import matmul_precision
 from dohyo.lab.training.processes import one_thread, quiet
@@ -96,9 +98,11 @@ class Program:
         generators = [state.noise for state in states if state.noise is not None]
         varying = captured and objective.estimator.depth_law.cap > 0
         compiler = network if captured else None
-        self.models = Stacked([state.model for state in states], generators, str(objective.encoder), compiler, varying)
+        self.models = stack([state.model for state in states], generators, str(objective.encoder), compiler, varying)
         self.device = self.models.flat.device
         self.tables: Any = CompiledTables(varying) if captured else through_tables
+        self.encoder_tables: Any = CompiledTables(varying) if captured else through_tables
+        self.chains = through_chains(states[0].model)
         if captured and self.device.type == "cuda":
             self.graphs = Graphs(self._draw, self._step, generators, self.device)
         finish = CompiledFinish if captured and config.optimiser in ("adam", "amsgrad") else Finish
@@ -152,17 +156,24 @@ class Program:
         x, *noise = drawn
         objective, replicas = self.objective, len(self.states)
         batch = len(x) // replicas
-        log_w, factors = self.models(x, plan.rows, noise)
+        log_w, others = self.models(x, plan.rows, noise)
         baseline = self.finish.totals.baseline.nan_to_num(0.0)[:, None].expand(-1, batch).reshape(-1)
         given = baselines(baseline if objective.running_baseline else 0.0, x, str(objective.encoder))
-        function = partial(objective.coefficients, batch=batch, dtype=log_w.dtype)
-        *numbers, theta = (found := self.tables(function, log_w.detach(), plan.counts, *given))[:4]
-        factors = [factor for factor in factors if factor.requires_grad]
-        seeds = [theta, *(found[4].view_as(factor) for factor in factors)]
-        wanted = [*self.models.theta, *self.models.phi]
-        gradients = torch.autograd.grad([log_w, *factors], wanted, seeds, allow_unused=True, materialize_grads=True)
+        options: Any = {"batch": batch, "dtype": log_w.dtype}
+        if self.chains:
+            fresh = others[0].detach()
+            *numbers, theta = self.tables(partial(objective.chain_coefficients, **options), log_w.detach(), plan.counts)
+            of_others = self.encoder_tables(partial(objective.encoder_coefficients, **options), fresh, plan.counts, *given)
+        else:
+            function = partial(objective.coefficients, **options)
+            *numbers, theta = (found := self.tables(function, log_w.detach(), plan.counts, *given))[:4]
+            others = [factor for factor in others if factor.requires_grad]
+            of_others = [found[4].view_as(factor) for factor in others]
+        wanted, seeds = [*self.models.theta, *self.models.phi], [theta, *of_others]
+        gradients = torch.autograd.grad([log_w, *others], wanted, seeds, allow_unused=True, materialize_grads=True)
         level = -numbers[1].unflatten(0, (replicas, -1)).sum(1) / batch if objective.running_baseline else self._nothing
-        self.finish(list(gradients), dict(zip(objective.RECORDED, numbers, strict=True)), level)
+        recorded = objective.RECORDED_OF_CHAINS if self.chains else objective.RECORDED
+        self.finish(list(gradients), dict(zip(recorded, numbers, strict=True)), level)
 
     @property
     def _nothing(self) -> Tensor:

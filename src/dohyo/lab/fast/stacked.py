@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dohyo.contract import bound, check_marks, marking, split
+from dohyo.contract import bound, marking, split
 from dohyo.errors import DohyoError
 from dohyo.lab.fast.flat import flattened
-from dohyo.lab.fast.noise import Asked, FromGenerator, Given
+from dohyo.lab.fast.noise import Asked, Given
+from dohyo.objectives.weighing import bind_options
 
 Options = dict[str, bool]
 Weights = tuple[Tensor, list[Tensor]]
@@ -83,7 +84,11 @@ class Stacked:
             frozen = [model.get_parameter(name).detach() for model in self.models]
             self.parameters[f"model.{name}"] = leaf_of[id(parameter)] if parameter.requires_grad else torch.stack(frozen)
         self.buffers = {f"model.{name}": self._buffers(name) for name, _ in first.named_buffers()}
-        self.function = _Weights(_empty(first), self.encoder != "same", options_of(self.encoder)).train()
+        self._compile(_empty(first))
+
+    def _compile(self, empty: nn.Module) -> None:
+        """Make the programs that run the network, of which `empty` is a copy without numbers."""
+        self.function = _Weights(empty, self.encoder != "same", bind_options(self.encoder)).train()
         self._program = self._mapped if self.compiler is None else self.compiler(self._mapped)
 
     def _buffers(self, name: str) -> Tensor:
@@ -115,15 +120,20 @@ class Stacked:
         x, rows = x[: len(x) // count], rows[: len(rows) // count]
         key = len(x), len(rows)
         if key not in self._shapes:  # on meta tensors nothing is computed, so nothing is added to a recording
-            with torch.no_grad(), Asked() as asked:
-                self.function.weights(x.to("meta"), rows.to("meta"))
-            self._shapes[key] = asked.shapes
+            with torch.no_grad():
+                self._shapes[key] = self._asked(x.to("meta"), rows.to("meta"))
         like = next(iter(self.parameters.values()))
         noise = [like.new_empty((count, *shape)) for shape in self._shapes[key]]
         for replica, generator in enumerate(self.generators):
             for part in noise:
                 part[replica].normal_(generator=generator)
         return noise
+
+    def _asked(self, x: Tensor, rows: Tensor) -> list[torch.Size]:
+        """The shapes of the noise that one model asks for."""
+        with Asked() as asked:
+            self.function.weights(x, rows)
+        return list(asked.shapes)
 
     def _mapped(self, parameters: dict[str, Tensor], x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
         def one(values: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, noise: list[Tensor]) -> Any:
@@ -133,11 +143,6 @@ class Stacked:
         return vmap(one)(parameters, self.buffers, x, noise)  # type: ignore[no-any-return]
 
 
-def options_of(encoder: str) -> Options:
-    """The options of a model's `bind` that the encoder's loss needs."""
-    return {"detach_posterior": True} if encoder == "dreg" else {}
-
-
 def _empty(model: nn.Module) -> nn.Module:
     """A copy without numbers. Moving to meta would split shared parameters, so they are tied again."""
     made, names = copy.deepcopy(model).to("meta"), {id(parameter): name for name, parameter in model.named_parameters()}
@@ -145,57 +150,3 @@ def _empty(model: nn.Module) -> nn.Module:
         owner, _, own = name.rpartition(".")
         made.get_submodule(owner).register_parameter(own, made.get_parameter(names[id(parameter)]))
     return made
-
-
-def check_batchable(
-    models: Sequence[nn.Module],
-    x: Tensor,
-    rows: Tensor,
-    encoder: str,
-    compiler: Callable[[Any], Any] | None = None,
-    varying: bool = False,
-) -> None:
-    """Raise an `Unbatchable` that says why, if these models cannot be mapped over or traced for a compiler.
-
-    They are tried on real data: each model must give the same log-weights as on its own, whatever its code does with noise.
-
-    Args:
-        encoder: What phi follows, which decides what a model needs.
-        compiler: The compiler for the trial; None if nothing will be compiled.
-        varying: Whether one program must serve every number of log-weights.
-    """
-    name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
-    before = [value.clone() for model in copies for value in model.buffers()]
-    generators = [torch.Generator(x.device).manual_seed(seed) for seed, _ in enumerate(models)]
-    try:
-        alone = []
-        for model, generator in zip(copies, generators, strict=True):
-            with FromGenerator(generator), marking() as marks:
-                log_w = bound(model, x, **options_of(encoder))(rows)  # type: ignore[arg-type]
-            if encoder != "same":
-                check_marks(model, log_w, marks, len(rows), x)
-            alone.append(log_w.detach())
-            generator.manual_seed(len(alone) - 1)
-        if not all(bool(log_w.isfinite().all()) for log_w in alone):
-            raise Unbatchable(f"{name} gives log-weights that are not finite before it is trained")
-        if any(not torch.equal(a, b) for a, b in zip(before, (b for model in copies for b in model.buffers()), strict=True)):
-            raise Unbatchable(f"{name} changes its buffers as it runs (as BatchNorm does)")
-        for model in copies:
-            if [(n, p.shape) for n, p in model.named_parameters()] != [(n, p.shape) for n, p in copies[0].named_parameters()]:
-                raise Unbatchable("the replicas' parameters differ in name or shape")
-        if len([*copies[0].named_modules(remove_duplicate=False)]) > len([*copies[0].modules()]):
-            raise Unbatchable(f"{name} has one module in two places")  # functional_call does not restore it
-        if len({p.dtype for p in copies[0].parameters()}) > 1:
-            raise Unbatchable(f"{name} has parameters of several types")
-        stacked = Stacked(copies, generators, encoder, compiler, varying)
-        x, rows = x.repeat(len(copies), *(1,) * (x.ndim - 1)), rows.repeat(len(copies))
-        together, factors = stacked(x, rows, stacked.noise(x, rows))
-        parts = [together, *(factor for factor in factors if factor.requires_grad)]
-        torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
-    except Unbatchable:
-        raise
-    except Exception as error:
-        reason, what = next(iter(str(error).splitlines()), ""), "mapped over replicas" if compiler is None else "captured"
-        raise Unbatchable(f"{name} cannot be {what} ({type(error).__name__}: {reason})") from error
-    if not torch.allclose(together.detach(), torch.cat(alone), rtol=1e-4, atol=1e-3):
-        raise Unbatchable(f"{name} gives other log-weights when it is mapped over replicas")

@@ -8,6 +8,7 @@ from dohyo.lab.folder import (
     CONFIG,
     DENSITY,
     LEARNING_CURVES,
+    LOG_LIKELIHOOD,
     MARGINALS,
     RECONSTRUCTIONS,
     RESULT,
@@ -16,6 +17,7 @@ from dohyo.lab.folder import (
     check_values,
     replica_folder,
 )
+from dohyo.lab.report.beside import judged
 from dohyo.lab.report.grids import Cell, Grid, duration, grid, number, with_error
 
 _NUMBER, _TEXT, _WHOLE = float | int | None, str | None, int | None
@@ -25,7 +27,7 @@ _CONFIG = {
     "policy": _TEXT, "variables": _WHOLE, "instance": _TEXT, "index": _WHOLE, "reward": _TEXT, "entropy": _NUMBER,
 }  # fmt: skip
 _RESULT = {"epochs": float | int, "steps": float | int, "warnings": list | None, "versions": dict | None, "diverged": bool | None,
-           "replicas": list | None, "moments": dict | None}  # fmt: skip
+           "verdict": dict | None, "replicas": list | None, "moments": dict | None}  # fmt: skip
 _NUMBERS = (
     "seconds", "expected_cost", "test_nll", "test_nll_stderr", "test_nll_spread", "test_terms", "valid_nll", "best_epoch",
     "reverse_kl", "reverse_kl_stderr", "objective", "training_estimate", "training_estimate_stderr", "khat",
@@ -109,7 +111,7 @@ class Train(Kind):
     def headline(self) -> list[tuple[str, str]]:
         r, replicas = self.result, self.replicas()
         return [
-            (f"Test NLL by IWAE-{r.get('test_terms')}, nats", with_error(r.get("test_nll"), r.get("test_nll_stderr"))),
+            (f"Test NLL by IWAE-{r.get('test_terms')}, nats", judged(with_error(r.get("test_nll"), r.get("test_nll_stderr")), r)),
             *([(f"Spread over {len(replicas)} replicas", self._spread().text)] if replicas else []),
             ("Validation NLL, nats", number(r.get("valid_nll"))),
             ("Best epoch", f"{number(r.get('best_epoch'))} of {number(r['epochs'])}"),
@@ -147,6 +149,7 @@ class Train(Kind):
         known = r.get("valid_nll") is not None
         best = f"; the best validation NLL is {number(r['valid_nll'])} in epoch {number(r.get('best_epoch'))}" if known else ""
         return {
+            LOG_LIKELIHOOD: "Mean log p(x) against evaluations for each datum: IWAE by the encoder's weights and by chains",
             LEARNING_CURVES: f"Training and validation NLL, clipped steps and learning rate against the epoch{best}",
             SAMPLES: "A grid of the means of samples from the trained model",
             RECONSTRUCTIONS: "Test data, each with the model's reconstruction under it",

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from dohyo.errors import DohyoError
-from dohyo.lab.folder import CONFIG, read_config, read_records, read_result
+from dohyo.lab.folder import CONFIG, Values, read_config, read_records, read_result
+from dohyo.lab.report.beside import notices, read_beside
 from dohyo.lab.report.entries import Entry, as_yaml, versions
 from dohyo.lab.report.grids import NOTHING, Cell, Grid, duration, grid, number
 from dohyo.lab.report.kinds import KINDS, Kind, on_one_axis
@@ -48,7 +49,7 @@ def _entry(kind: Kind) -> Entry:
     folder, config, result, replicas = kind.folder, kind.config, kind.result, kind.replicas()
     name = folder.resolve().name
     compared = kind.compared()
-    seconds = duration(result.get("seconds"))
+    seconds, beside = duration(result.get("seconds")), read_beside(folder, result)
     more: list[tuple[str, list[Grid], list[Figure]]] = []
     for i, replica in enumerate(replicas):
         figures = _pictures(replica)
@@ -63,8 +64,8 @@ def _entry(kind: Kind) -> Entry:
         outcome=f"{kind.measure} {compared[kind.measure].text}" if result else "no result yet",
         state=_state(kind),
         seconds=seconds,
-        notices=[str(line) for line in result.get("warnings") or ()] if result else [_unfinished(kind)],
-        headline=kind.headline() if result else [],
+        notices=[*notices(result), *beside.notices] if result else [_unfinished(kind)],
+        headline=[*kind.headline(), *beside.headline] if result else [],
         tables=kind.tables(),
         figures=_pictures(kind),
         facts=[
@@ -73,12 +74,17 @@ def _entry(kind: Kind) -> Entry:
             *[(word.capitalize(), number(result[word])) for word in ("epochs", "steps") if word in result],
             ("Time", seconds.text),
             ("Versions", versions(result.get("versions")) or NOTHING),
+            *([("Verdict", reason)] if (reason := _reason(result)) else []),
             ("Folder", str(folder)),
         ],
         config=as_yaml(config),
         more=[*more, *([("Every number", [grid("", ["name", "value"], numbers)], [])] if numbers else [])],
         compared={**compared, "time": seconds},
     )
+
+
+def _reason(result: Values) -> str:
+    return str((result.get("verdict") or {}).get("reason") or "")
 
 
 def _state(kind: Kind) -> str:

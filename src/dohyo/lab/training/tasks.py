@@ -8,13 +8,16 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from dohyo.annealing import Annealed, Constants
+from dohyo.annealing.chain import Source
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE
-from dohyo.evaluation import mean_log_p, most_rows
+from dohyo.evaluation import isolated, mean_log_p, most_rows
 from dohyo.lab.training.config import DrawsConfig, LoopConfig, Progress, StepConfig
 from dohyo.lab.training.processes import one_thread, sum_over_processes
 from dohyo.objectives import Outcome
 
+PILOT = 256  # training data on which chains are tuned
 Record = dict[str, Any]
 C = TypeVar("C", bound=StepConfig, contravariant=True)
 
@@ -107,7 +110,11 @@ class OnData:
         self.data = self.data.to(fabric.device)
 
     def prepare(self, state: Any, config: LoopConfig) -> None:
-        pass
+        epoch = state.progress.epoch
+        if isinstance(state.model, Annealed) and _due(epoch):
+            with isolated(state.model, config.seed + epoch):
+                pilot = self.batch(torch.randint(len(self.data.train), (PILOT,), device=self.data.train.device))
+            tune_chains(state.model, pilot, config.seed + epoch, first=epoch == 0)
 
     def batches(self, config: LoopConfig, progress: Progress, order: torch.Generator) -> Batches:
         with one_thread():
@@ -163,12 +170,34 @@ class OnDraws:
         pass
 
 
+def tune_chains(model: Annealed, pilot: Tensor, seed: int, first: bool) -> None:
+    """Tune chains again after the model has changed; `first`: from the beginning."""
+    if first:
+        model.constants = Constants.plain(model.steps or 0)
+    model.tune(pilot, iterations=40 if first else 10, seed=seed)
+    model.constants = size_of(model, pilot)
+
+
+def size_of(model: Annealed, x: Tensor) -> Constants:
+    """The constants of chains with a value for each dimension, so that they fit a checkpoint."""
+    constants = model.constants or Constants.plain(0)
+    return constants.of_size(Source(model.model, x[:1], constants).size)
+
+
+def _due(epoch: int) -> bool:
+    """Whether chains are tuned before this epoch: the more slowly the model changes, the more rarely."""
+    return epoch & (epoch - 1) == 0  # 0 and the powers of two
+
+
 def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> float:
     """The mean NLL by IWAE over the validation data, divided among the processes, with a separate seed."""
     own = valid[fabric.global_rank :: fabric.world_size]
-    estimator = IWAE(config.valid_terms)
+    terms = config.valid_terms
+    if isinstance(model, Annealed):  # about as many passes through the decoder
+        terms = max(1, 3 * terms // model.evaluations_per_weight)
+    estimator = IWAE(terms)
     seed = config.seed + fabric.global_rank
-    batch = max(1000, most_rows(own, config.max_rows) // config.valid_terms)
+    batch = max(1000, most_rows(own, config.max_rows) // terms)
     mean = mean_log_p(model, own, estimator, batch_size=batch, max_rows=config.max_rows, seed=seed)  # type: ignore[arg-type]
     total = torch.tensor(mean * len(own), dtype=torch.float64, device=fabric.device)
     return -float(sum_over_processes(fabric, [total])[0]) / len(valid)

@@ -1,0 +1,121 @@
+"""Runs through annealed chains: resumed to the bit, replicas and the captured step the same as alone, begun from a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dohyo
+import teams
+from dohyo import Annealed, DohyoError
+from dohyo.lab.experiments.density import DensityConfig, DensityRun, begin_with
+from dohyo.lab.fast.captured import traced
+from dohyo.lab.fast.stacked import Unbatchable
+from dohyo.lab.fast.trial import check_batchable
+from dohyo.lab.folder import read_records
+from dohyo.lab.training.processes import launch
+from dohyo.lab.training.state import load_checkpoint
+from dohyo.lab.training.tasks import _due, size_of
+from dohyo.models import VAE
+from dohyo.objectives import MaximumLikelihood
+from real import same_run
+from teams import DATA, alone, assert_same, together
+
+SMALL: dict[str, Any] = {
+    "hidden": 16,
+    "latent": 4,
+    "batch_size": 600,
+    "test_terms": 20,
+    "device": "cpu",
+    "checkpoint_seconds": 0.0,
+}
+CHAINS = MaximumLikelihood(dohyo.IWAE(2), "dreg")
+
+
+def through(**sizes: int) -> Annealed:
+    """A small VAE, trained through three leapfrogs."""
+    made = Annealed(VAE(**sizes), 3)
+    made.constants = size_of(made, DATA.valid)
+    made.start_from = made.model.start_from
+    return made
+
+
+THROUGH: Any = through  # in place of a class
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> DensityRun:
+    made = DensityRun(tmp_path_factory.mktemp("chains") / "run", DensityConfig(anneal=3, epochs=3, **SMALL))
+    made.train(launch("cpu"))
+    return made
+
+
+def test_a_run_through_chains(run: DensityRun) -> None:
+    config, result = run.config, json.loads((run.folder / "result.json").read_text())
+    assert (config.estimator, config.cost, config.encoder) == ("iwae", 2.0, "dreg")
+    assert result["test_chains"] == 2  # 20 evaluations of p(x, z), 10 for each
+    assert result["test_nll_annealed"] == pytest.approx(result["test_nll"], abs=1.0)
+    assert result["decoder_passes"] == {"forward": 2 * 5.0, "backward": 2 * 6.0}
+    assert [record["lost_chains"] for record in read_records(run.folder)] == [0.0] * 3
+    best = load_checkpoint(run.folder)["best"]
+    assert best["step"].shape == (3, 4)
+    assert float(best["step"].std()) > 0  # they were tuned
+    assert isinstance(run.trained(), VAE)
+
+
+def test_stopped_and_resumed_it_ends_the_same(run: DensityRun, tmp_path: Path) -> None:
+    """The second epoch is tuned before, the third only in the run that was stopped: the constants come from its checkpoint."""
+    assert [epoch for epoch in range(20) if _due(epoch)] == [0, 1, 2, 4, 8, 16]
+    for epochs in (1, 3):
+        DensityRun(tmp_path / "run", DensityConfig(anneal=3, epochs=epochs, **SMALL)).train(launch("cpu"))
+    assert same_run(run.folder, tmp_path / "run")
+
+
+def test_replicas_are_the_same_as_alone() -> None:
+    records, models = together([0, 3], CHAINS, THROUGH)
+    for place, seed in enumerate((0, 3)):
+        assert_same((records[place], models[place]), alone(seed, CHAINS, THROUGH), 1e-4)
+    assert "lost_chains" in records[0][0]
+
+
+def test_a_random_number_of_chains_is_not_captured() -> None:
+    models, rows = [teams.model(0, THROUGH)], torch.tensor([0, 0, 1, 1])
+    with pytest.raises(Unbatchable, match="a random number of chains has no fixed shape"):
+        check_batchable(models, DATA.valid[:2], rows, "dreg", traced, varying=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))]
+)
+def test_captured_chains_are_the_same(device: str) -> None:
+    records, models = together([0, 3], CHAINS, THROUGH, program="captured", device=device)
+    assert records[0][0]["program"] == "captured"
+    assert_same((records[1], models[1]), together_plain(device), 1e-3)
+
+
+def together_plain(device: str) -> tuple[list[dict[str, Any]], nn.Module]:
+    records, models = together([0, 3], CHAINS, THROUGH, program="plain", device=device)
+    return records[1], models[1]
+
+
+def test_a_run_begins_with_the_parameters_of_another(run: DensityRun, tmp_path: Path) -> None:
+    later = DensityRun(tmp_path / "later", DensityConfig(epochs=1, init_from=run.folder, learning_rate=1e-9, **SMALL))
+    later.train(launch("cpu"))
+    for name, value in run.trained().state_dict().items():
+        assert torch.allclose(later.trained().state_dict()[name], value, atol=1e-5)
+    several = DensityRun(tmp_path / "several", DensityConfig(replicas=2, init_from=run.folder, **SMALL))
+    assert [replica.config.init_from for replica in several.replicas] == [run.folder] * 2
+    with pytest.raises(DohyoError, match="do not fit this model"):
+        begin_with(VAE(64, 8, 4), run.folder)
+
+
+def test_what_cannot_be_trained_so_is_one_line() -> None:
+    with pytest.raises(DohyoError, match="anneal is -1; it must be a number of leapfrogs"):
+        DensityConfig(anneal=-1)
+    config = DensityConfig(anneal=2, model="teams:Handmade", **SMALL)
+    with pytest.raises(DohyoError, match=r"Handmade has no log_joint"):
+        config.build_model(config.dataset())
