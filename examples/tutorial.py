@@ -21,10 +21,10 @@ train --data digits --estimator iwae --cost 15 --latent 8 --epochs {EPOCHS} --te
 train --data digits --estimator iwae --cost 15 --latent 50 --epochs {EPOCHS} --test-terms {TERMS} --out {OUT}/large
 sample {OUT}/large --count 64 --out {OUT}/samples.png
 sample {OUT}/large --count 16 --reconstruct --out {OUT}/reconstructions.png
-evaluate {OUT}/small --estimator elbo --cost 1 --out {OUT}/elbo.npz
-evaluate {OUT}/small --estimator iwae --cost 15 --out {OUT}/iwae.npz
-evaluate {OUT}/small --estimator multilevel-rr --cost 50 --replicates {REPLICATES}
-evaluate {OUT}/large --estimator multilevel-rr --cost 50 --replicates {REPLICATES}
+evaluate {OUT}/small --anneal 0 --estimator elbo --cost 1 --out {OUT}/elbo.npz
+evaluate {OUT}/small --anneal 0 --estimator iwae --cost 15 --out {OUT}/iwae.npz
+evaluate {OUT}/small --anneal 0 --estimator multilevel-rr --cost 50 --replicates {REPLICATES}
+evaluate {OUT}/large --anneal 0 --estimator multilevel-rr --cost 50 --replicates {REPLICATES}
 compare {OUT}/small {OUT}/large
 report {OUT}/small {OUT}/large --out {OUT}/report.html
 """

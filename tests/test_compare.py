@@ -53,6 +53,10 @@ def test_runs_are_compared_by_their_tests_until_both_are_evaluated(runs: Path, c
     out = capsys.readouterr().out
     assert "better" in out
     assert "minus the first" in out
+    saved = load_evaluation(a / "evaluation.npz")
+    save_evaluation(a / "evaluation.npz", saved.evaluation, saved.estimator, best_epoch=-1)  # of parameters that are gone
+    assert compared(a, b, capsys=capsys)["evaluations"][0]["kind"] == "lower bound"  # type: ignore[index]
+    save_evaluation(a / "evaluation.npz", saved.evaluation, saved.estimator, **saved.about)
     page = runs / "page.html"
     assert main(["report", str(a), str(b), str(runs / "c"), "--out", str(page)]) == 0
     text = page.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator, from_dict, to_dict
 from dohyo.evaluation import Evaluation, summarise
 from dohyo.files import replacing
-from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, replica_folder
+from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, read_result, replica_folder
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,14 @@ def load_evaluation(path: Path, name: str | None = None) -> Saved:
     return Saved(name or str(path), dataclasses.replace(found, replicates=replicates), estimator, about)
 
 
+def is_current(path: Path) -> bool:
+    """Whether a run has this file, of the parameters that its result is about."""
+    if not path.is_file():
+        return False
+    epoch = load_evaluation(path).about.get("best_epoch")
+    return epoch is None or epoch == (read_result(path.parent) or {}).get("best_epoch")
+
+
 def saved_evaluations(places: Sequence[Path]) -> list[Saved]:
     """The evaluations of runs' folders and of files.
 
@@ -76,7 +84,7 @@ def saved_evaluations(places: Sequence[Path]) -> list[Saved]:
             raise DohyoError(
                 f"{run}: holds no run (there is no {CONFIG} in it); give a run's folder, or a .npz of dohyo evaluate"
             )
-    file = next((name for name in (VALUES, TEST_VALUES) if all((run / name).is_file() for run in runs)), None)
+    file = next((name for name in (VALUES, TEST_VALUES) if all(is_current(run / name) for run in runs)), None)
     if file is None:
         bare = next((run for run in runs if not (run / TEST_VALUES).is_file()), runs[0])
         raise DohyoError(f"{bare}: has no saved evaluation to share with the other runs; dohyo evaluate {bare} makes one")

@@ -121,7 +121,8 @@ def _show(report: dict[str, Any], options: Namespace) -> None:
         say(f"bias of the log-mean by the jackknife: {whole['bias']:.2g}; {without} without it")
     if report["khat"]["median"] is not None:
         say(f"Pareto k-hat: median {report['khat']['median']:.2f}, largest {report['khat']['max']:.2f}")
-    show_evaluation(report | {"warnings": list(dict.fromkeys([*whole["warnings"], *report["warnings"]]))})
+    show_evaluation(whole, "log-mean: ")
+    show_evaluation(report, f"{report['estimator']['name']}: ")
     for path in (options.out, options.plot):
         if path is not None:
             say(f"written: {path}")

@@ -139,7 +139,8 @@ def _show(reports: list[dict[str, Any]], title: str) -> None:
 
 def _save(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weights, options: Namespace) -> None:
     """Each datum's values, for `dohyo compare`."""
-    about = {"run": str(options.run), "split": options.split, "annealed": weights.steps > 0}
+    best = load_checkpoint(options.run)["numbers"]["best_epoch"]
+    about = {"run": str(options.run), "split": options.split, "annealed": weights.steps > 0, "best_epoch": best}
     try:
         save_evaluation(options.out or options.run / VALUES, result, estimator, **about)
     except OSError as error:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import dohyo
-from dohyo.lab.evaluations import Saved, load_evaluation
+from dohyo.lab.evaluations import Saved, is_current, load_evaluation
 from dohyo.lab.folder import TEST_VALUES, VALUES
 from dohyo.lab.report.entries import Entry
 from dohyo.lab.report.grids import Cell, Grid, grid, with_error
@@ -21,7 +21,7 @@ def differences(entries: Sequence[Entry]) -> list[Grid]:
     for file in (VALUES, TEST_VALUES):
         groups: dict[tuple[int, int, str], list[tuple[Entry, Saved]]] = {}
         for entry in entries:
-            if entry.kind == "train" and entry.folder not in shown and (path := Path(entry.folder) / file).is_file():
+            if entry.kind == "train" and entry.folder not in shown and is_current(path := Path(entry.folder) / file):
                 found = load_evaluation(path, entry.name)
                 key = (found.evaluation.fingerprint, len(found.evaluation.per_datum), found.evaluation.kind)
                 groups.setdefault(key, []).append((entry, found))
