@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dohyo.errors import DohyoError
 from dohyo.lab.rewards import Quadratic
-from dohyo.lab.rewards import descent as local_maxima
 
 _SLICE = 20  # milliseconds of one tabu search: a longer time is many searches, so that the best is known as it is found
 
@@ -63,7 +62,35 @@ def descent(problem: Quadratic, seconds: float, seed: int = 0, starts: int = 100
         True
     """
     generator = torch.Generator().manual_seed(seed)
-    return _timed("1-flip descent", problem, seconds, lambda: iter(lambda: local_maxima(problem, starts, generator), None))
+
+    def starting_points() -> Tensor:
+        return torch.randint(2, (starts, problem.variables), generator=generator)
+
+    return _timed("1-flip descent", problem, seconds, lambda: iter(lambda: polish(problem, starting_points()), None))
+
+
+def polish(problem: Quadratic, x: Tensor) -> Tensor:
+    """Each x (n, d) of int64 after 1-flip local search: the best single flip, until none helps.
+
+    References:
+        Merz and Freisleben, Greedy and local search heuristics for unconstrained binary quadratic programming (2002).
+
+    Example:
+        >>> polish(Quadratic([[3, -4], [-4, 5]]), torch.tensor([[1, 0], [0, 0]]))  # (1, 0) is a local maximum
+        tensor([[1, 0],
+                [0, 1]])
+    """
+    x, pairs = x.clone(), problem.weights.triu(1)
+    pairs = pairs + pairs.T
+    slope = problem.weights.diagonal() + x.to(pairs.dtype) @ pairs  # what R gains by each bit that is 1
+    while True:
+        best, flip = torch.where(x > 0, -slope, slope).max(1)
+        row = (best > problem.tolerance).nonzero()[:, 0]
+        if len(row) == 0:
+            return x
+        flip = flip[row]
+        x[row, flip] = 1 - x[row, flip]
+        slope[row] += (2 * x[row, flip] - 1)[:, None] * pairs[flip]
 
 
 SOLVERS: dict[str, Callable[[Quadratic, float, int], Solution]] = {"anneal": anneal, "tabu": tabu, "descent": descent}

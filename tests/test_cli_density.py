@@ -102,7 +102,7 @@ def test_killed_at_random_times_it_ends_the_same(runs: Path) -> None:
     first = command("train", *SUMO, "--epochs", "8", "--checkpoint-seconds", "0", "--out", "killed")
     assert kill_until_done(first, command("train", "--resume", "killed"), runs, "killed", most=4) >= 2
     assert same_run(runs / "a", runs / "killed")
-    assert not list((runs / "killed").glob(".checkpoint*"))  # what a kill while writing left is gone
+    assert not list((runs / "killed").glob(".dohyo-*"))  # what a kill while writing left is gone
 
 
 def test_ctrl_c_says_how_to_go_on(runs: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(runs: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith("dohyo: error: ")
     assert (runs / "full/checkpoint.pt").read_bytes() == before
-    assert not list((runs / "full").glob(".checkpoint*"))
+    assert not list((runs / "full").glob(".dohyo-*"))
     assert run("train", "--resume", "full", folder=runs).returncode == 0
     assert load_checkpoint(runs / "full")["numbers"]["epoch"] == 4
 

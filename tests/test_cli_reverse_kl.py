@@ -414,7 +414,7 @@ def test_killed_at_random_times_it_ends_the_same(runs: Path) -> None:
     first, again = command("reverse-kl", *SUMO_RUN, "--out", "killed"), command("reverse-kl", "--resume", "killed")
     assert kill_until_done(first, again, runs, "killed") == 2
     assert same_run(runs / "a", runs / "killed")
-    assert not list((runs / "killed").glob(".*"))
+    assert not list((runs / "killed").glob(".dohyo-*"))
 
 
 def test_extending_a_run(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

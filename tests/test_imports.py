@@ -1,12 +1,14 @@
 """The rooms: which may import which, what `import dohyo` loads, and what it shows to editors and type checkers."""
 
 import ast
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,9 +40,10 @@ ROOMS = {
     "dohyo": "annealing contract diagnostics estimators evaluation fisher laws marginal packing tuning verdict",
     "__main__": "",
     "lab": "",
-    "lab.folder": "",
+    "lab.texts": "",
+    "lab.folder": "lab.texts",
     "lab.choices": "",
-    "lab.parsing": "lab.choices",
+    "lab.parsing": "lab.choices lab.texts",
     "lab.data": "",
     "lab.targets": "",
     "lab.rewards": "",
@@ -55,7 +58,7 @@ ROOMS = {
     "marginal models objectives packing",
     "lab.report": "dohyo lab.evaluations lab.folder",
     "lab.cli": "dohyo estimators evaluation lab.bank lab.evaluations lab.experiments lab.folder lab.parsing lab.plots lab.report "
-    "lab.studies lab.training",
+    "lab.studies lab.texts lab.training",
 }
 # What is imported only when it is used: inside a function, or for type checkers.
 LAZILY = {
@@ -119,33 +122,53 @@ def test_the_table() -> None:
         assert "integrations" not in used, room
 
 
-def python(code: str) -> list[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+IMPORTS = """
+import json, sys, torch
+before = set(sys.modules)
+torch.manual_seed(0)
+state, dtype = torch.random.get_rng_state(), torch.get_default_dtype()
+import dohyo
+found = {"added": sorted({name.split(".")[0] for name in set(sys.modules) - before})}
+found["unchanged"] = torch.equal(state, torch.random.get_rng_state()) and dtype == torch.get_default_dtype()
+found["shown"] = [*dir(dohyo), *dir(dohyo.lab)]
+import dohyo.lab.plots.runs
+found["pyplot"] = "matplotlib.pyplot" in sys.modules
+import dohyo.lab.experiments.density
+found["compiler"] = "dohyo.lab.fast.products" in sys.modules
+for part in (dohyo, dohyo.lab):
+    for name in dir(part):
+        getattr(part, name)
+print(json.dumps(found))
+"""
 
 
-def test_import_loads_nothing_heavier_than_torch() -> None:
-    added = python(
-        "import sys, torch; before = set(sys.modules); import dohyo; "
-        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
-    )
-    assert not {"matplotlib", "rich", "jsonargparse", "yaml", "lightning", "scipy", "jinja2", "tensorboard"} & set(added)
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    """What a fresh interpreter sees as it imports more and more."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
-def test_plain_training_does_not_wait_for_the_compiler() -> None:
-    assert python("import sys, dohyo.lab.experiments.density; print('dohyo.lab.fast.products' in sys.modules)") == ["False"]
+def test_import_loads_nothing_heavier_than_torch(imported: dict[str, Any]) -> None:
+    heavy = {"matplotlib", "rich", "jsonargparse", "yaml", "lightning", "scipy", "jinja2", "tensorboard"}
+    assert not heavy & set(imported["added"])
 
 
-def test_import_changes_no_global_state() -> None:
-    found = python(
-        "import torch; torch.manual_seed(0); a = torch.random.get_rng_state(); d = torch.get_default_dtype(); "
-        "import dohyo; print(torch.equal(a, torch.random.get_rng_state()), d == torch.get_default_dtype())"
-    )
-    assert found == ["True", "True"]
+def test_import_changes_no_global_state(imported: dict[str, Any]) -> None:
+    assert imported["unchanged"]
 
 
-def test_dir_shows_everything_and_everything_is_there() -> None:
-    code = "print(*dir(dohyo), *dir(dohyo.lab)); [getattr(part, name) for part in (dohyo, dohyo.lab) for name in dir(part)]"
-    shown = set(python(f"import dohyo; {code}"))
+def test_plots_choose_no_backend(imported: dict[str, Any]) -> None:
+    assert not imported["pyplot"]
+
+
+def test_plain_training_does_not_wait_for_the_compiler(imported: dict[str, Any]) -> None:
+    assert not imported["compiler"]
+
+
+def test_dir_shows_everything_and_everything_is_there(imported: dict[str, Any]) -> None:
+    shown = set(imported["shown"])
     assert {"evaluate", "SUMO", "models", "objectives", "kl", "lab", "fit", "train", "LoopConfig", "DrawsConfig", "load"} <= shown
     for wrong in ("fit", "divergence", "nothing"):
         with pytest.raises(AttributeError, match=wrong):

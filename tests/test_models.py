@@ -411,6 +411,9 @@ class NoModule:
 
 def function():
     pass
+
+def made(data, shape):
+    return Good(data, len(shape))
 """
 
 
@@ -437,6 +440,7 @@ def test_a_users_class(folder: Path) -> None:
     assert build("users_pkg.models:Anything", data=5, hidden=2).options == {"data": 5, "hidden": 2}
     assert isinstance(build("users_pkg.models:Plain", data=5, hidden=2), nn.Module)
     assert isinstance(build("dohyo.models:VAE", data=5, unknown=2), VAE)
+    assert build("users_pkg.models:made", data=5, shape=(1, 5), hidden=2).width == 2  # a function
     assert build("tabulate:Good", data=2).log_weights.__globals__["__file__"].startswith(str(folder))
     assert sys.path == path
 
@@ -450,7 +454,7 @@ def test_a_users_class(folder: Path) -> None:
         ("users_pkg.nowhere:Model", "no module 'users_pkg.nowhere'"),
         ("users_pkg.models:Goood", "did you mean 'Good'"),
         ("users_pkg.models:NoModule", "the class NoModule.*torch.nn.Module"),
-        ("users_pkg.models:function", "is a function"),
+        ("users_pkg.models:function", "returned a NoneType; it must be a torch.nn.Module with log_weights"),
         ("users_pkg.models:NoWeights", "log_weights.*LatentVariableModel"),
         ("users_pkg.models:Half", "lacks likelihood, posterior, prior"),
         ("users_pkg.models:Demanding", "missing a required argument: 'secret'"),

@@ -308,7 +308,7 @@ def test_resumed_in_the_middle_of_restarts(policy: str, tmp_path: Path, capsys: 
 
 def test_killed_at_random_times_it_ends_the_same(tmp_path: Path) -> None:
     """SIGKILL, again and again, until a run gets through; the result is the uninterrupted run's, bit for bit."""
-    options = ["--variables", "40", "--entropy", "0.1", "--steps", "300", "--check-every", "20", "--restarts", "2", *SMALL]
+    options = ["--variables", "40", "--entropy", "0.1", "--steps", "160", "--check-every", "20", "--restarts", "2", *SMALL]
     options += ["--checkpoint-seconds", "0"]
     assert run(*options, "--out", "a", folder=tmp_path).returncode == 0
     first, again = command("qpbo", *options, "--out", "killed"), command("qpbo", "--resume", "killed")

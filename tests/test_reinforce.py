@@ -54,7 +54,7 @@ def gradients(policy: Any, losses: Callable[[], Tensor], repeats: int) -> Tensor
     return torch.stack([gradient(losses(), theta_of(policy)) for _ in range(repeats)])
 
 
-def estimated(policy: Any, objective: Reinforce, repeats: int = 250, batch: int = 100) -> Tensor:
+def estimated(policy: Any, objective: Reinforce, repeats: int = 50, batch: int = 500) -> Tensor:
     generator = torch.Generator().manual_seed(12)
     return gradients(policy, lambda: objective(policy, torch.arange(batch), generator).loss, repeats)
 
@@ -89,13 +89,13 @@ def test_one_estimate_as_value_and_as_score_is_biased() -> None:
 
     def shared() -> Tensor:
         with torch.no_grad():
-            x = policy.sample(100)
+            x = policy.sample(500)
         one = weigh(policy, x, ROULETTE, "same", generator, False)
         gain = -one.log_px
-        gain = gain - (gain.sum() - gain) / 99
-        return -one.dot(gain[one.rows] * one.value) / 100
+        gain = gain - (gain.sum() - gain) / 499
+        return -one.dot(gain[one.rows] * one.value) / 500
 
-    found = gradients(policy, shared, 250)
+    found = gradients(policy, shared, 50)
     assert errors_off(found, exact_gradient(policy, lambda x: 0 * x[:, 0], 1.0)) > 2 * THRESHOLD
 
 
@@ -105,14 +105,14 @@ def test_other_estimators_without_baseline_and_shared_k(estimator: Estimator, k_
     policy, problem = latent_policy(5), random_qpbo(5, seed=2)
     assert estimator.finite_variance
     objective = Reinforce(estimator, problem, entropy=0.5, k_draw=k_draw, baseline="none")
-    assert errors_off(estimated(policy, objective, 100), exact_gradient(policy, problem, 0.5)) < THRESHOLD
+    assert errors_off(estimated(policy, objective, 50, 200), exact_gradient(policy, problem, 0.5)) < THRESHOLD
 
 
 def test_twelve_variables() -> None:
     policy, problem = latent_policy(12), random_qpbo(12, seed=3)
     exact = exact_gradient(policy, problem, 0.3, 2.0)
-    assert errors_off(estimated(policy, Reinforce(ROULETTE, problem, entropy=0.3, scale=2.0), 150), exact) < THRESHOLD
-    assert errors_off(estimated(policy, Reinforce(IWAE(1), problem, entropy=0.3, scale=2.0), 150), exact) > THRESHOLD
+    assert errors_off(estimated(policy, Reinforce(ROULETTE, problem, entropy=0.3, scale=2.0), 50, 300), exact) < THRESHOLD
+    assert errors_off(estimated(policy, Reinforce(IWAE(1), problem, entropy=0.3, scale=2.0), 50, 300), exact) > THRESHOLD
 
 
 # --- exact policies, by enumeration without any noise
@@ -145,12 +145,12 @@ def test_exact_policies(cls: type[ExactPolicy], monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("cls", EXACT)
 def test_exact_policies_on_their_own_samples(cls: type[ExactPolicy]) -> None:
     policy, problem = exact_policy(cls, hidden=3), random_qpbo(4, seed=1)
-    found = estimated(policy, Reinforce(None, problem, entropy=0.4), 200)
+    found = estimated(policy, Reinforce(None, problem, entropy=0.4), 50, 400)
     exact = exact_gradient(policy, problem, 0.4)
     live = found.std(0) > 0  # the last bit's way into the network is never used
     assert errors_off(found[:, live], exact[live]) < THRESHOLD
     assert float(exact[~live].abs().sum()) == 0
-    assert errors_off(estimated(policy, Reinforce(None, problem, entropy=0.3), 200)[:, live], exact[live]) > THRESHOLD
+    assert errors_off(estimated(policy, Reinforce(None, problem, entropy=0.3), 50, 400)[:, live], exact[live]) > THRESHOLD
 
 
 @pytest.mark.parametrize("make", [latent_policy, lambda: exact_policy(NADEPolicy)], ids=["latent", "nade"])
@@ -163,7 +163,7 @@ def test_leave_one_out_lowers_the_variance(make: Callable[[], Any]) -> None:
     estimator = ROULETTE if isinstance(policy, LatentPolicy) else None
     spread = {}
     for baseline in ("leave-one-out", "none"):
-        found = estimated(policy, Reinforce(estimator, reward, entropy=0.1, baseline=baseline), 100)
+        found = estimated(policy, Reinforce(estimator, reward, entropy=0.1, baseline=baseline), 100, 100)
         spread[baseline] = float(found.var(0).sum())
     assert spread["leave-one-out"] < 0.3 * spread["none"]
 

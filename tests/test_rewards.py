@@ -16,18 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dohyo.lab.rewards import (
-    Custom,
-    Quadratic,
-    Reward,
-    descent,
-    load,
-    max_cut,
-    polish,
-    random_qpbo,
-    reward,
-)
+from dohyo.lab.rewards import Custom, Quadratic, Reward, load, max_cut, random_qpbo, reward
 from dohyo.lab.rewards.known import BEST_KNOWN, checksum
+
+from benchmarks.solvers import polish
 
 REAL = Path(os.environ["DOHYO_DATA"]) / "qubo" if os.environ.get("DOHYO_DATA") else None
 real_files = pytest.mark.skipif(
@@ -141,16 +133,6 @@ def test_whole_numbers_stay_exact(bits: int) -> None:
         assert Quadratic(triangular(weights, 8).double())(x).long().tolist() != expected
 
 
-def test_gains_are_differences_of_rewards() -> None:
-    torch.manual_seed(0)
-    for matrix in (torch.randint(-(2**55), 2**55, (6, 6)), torch.randint(-9, 9, (6, 6))):
-        made, x = Quadratic(matrix), everything(6)
-        for i in range(6):
-            flipped = x.clone()
-            flipped[:, i] = 1 - x[:, i]
-            assert torch.equal(made.gain(x)[:, i], made(flipped) - made(x))
-
-
 @pytest.mark.parametrize(
     ("matrix", "reason"),
     [
@@ -209,7 +191,7 @@ FIRST_WEIGHTS = [0.9401060036131061, 0.4156397287995759]
 
 def test_the_seed_leaves_torch_alone() -> None:
     state = torch.random.get_rng_state()
-    descent(random_qpbo(5, seed=1), 3, torch.Generator().manual_seed(0))
+    random_qpbo(5, seed=1)
     assert torch.equal(state, torch.random.get_rng_state())
 
 
@@ -236,7 +218,6 @@ def test_on_a_gpu(bits: int) -> None:
     value = made(x.cuda())
     assert value.is_cuda
     assert torch.equal(value.cpu(), made(x))
-    assert torch.equal(polish(made, x.cuda()).cpu(), polish(made, x))
 
 
 # --- files
@@ -460,7 +441,8 @@ def test_real_files() -> None:
         made = load(REAL / f"bqp{size}.txt", int(index))
         assert (made.variables, made.maximum, made.weights.dtype) == (int(size), value, torch.int64)
         if int(size) <= 100:  # 1-flip climbing from random starts reaches these
-            assert int(made(descent(made, 300, torch.Generator().manual_seed(0))).max()) == value
+            starts = torch.randint(2, (300, made.variables), generator=torch.Generator().manual_seed(0))
+            assert int(made(polish(made, starts)).max()) == value
 
 
 @real_files
@@ -540,38 +522,6 @@ def test_a_function_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "there is no module 'no_such_rewards'" in line_of(lambda: reward("no_such_rewards:ones", 4))
     assert "variables is 0" in line_of(lambda: reward("my_rewards:ones", 0))
     assert "the reward is a int" in line_of(lambda: reward(3, 4))  # type: ignore[arg-type]
-
-
-# --- local search
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_polish_climbs_the_steepest_flip(whole: bool) -> None:
-    torch.manual_seed(0)
-    matrix = torch.randint(-50, 50, (9, 9)) if whole else torch.rand(9, 9) - 0.5
-    made, x = Quadratic(matrix), everything(9).float()
-    polished = polish(made, x)
-    assert (polished.dtype, polished.shape) == (torch.float32, x.shape)
-    assert torch.equal(x, everything(9).float())
-    assert float(made.gain(polished).max()) <= made.tolerance
-    for row in range(0, 512, 37):
-        bits = x[row : row + 1].clone()
-        while float(made.gain(bits).max()) > made.tolerance:
-            best = int(made.gain(bits).argmax())
-            bits[0, best] = 1 - bits[0, best]
-        assert torch.equal(bits[0], polished[row])
-
-
-def test_descent_finds_the_maximum_of_a_small_problem() -> None:
-    made = random_qpbo(12, seed=1)
-    found = descent(made, 200, torch.Generator().manual_seed(0))
-    assert found.shape == (200, 12)
-    assert float(made(found).max()) == pytest.approx(float(made(everything(12)).max()), abs=1e-12)
-
-
-def test_local_search_refuses_what_it_cannot_do() -> None:
-    assert "polish needs a quadratic reward" in line_of(lambda: polish(Custom(lambda x: x.sum(1), 2, "f"), torch.zeros(1, 2)))
-    assert "starts is 0" in line_of(lambda: descent(Quadratic([[1]]), 0))
 
 
 def test_lists_and_numpy_matrices() -> None:

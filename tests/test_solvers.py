@@ -13,7 +13,7 @@ import torch
 from dohyo.lab.rewards import Custom, Quadratic, random_qpbo
 
 from benchmarks import solvers
-from benchmarks.solvers import SOLVERS, Solution
+from benchmarks.solvers import SOLVERS, Solution, polish
 
 ROOT = Path(__file__).parent.parent
 BQP = "1\n3 4\n1 1 3\n1 2 -4\n2 3 7\n3 3 -2\n"  # the most is 12 at (0, 1, 1)
@@ -39,6 +39,24 @@ def test_they_find_the_optimum(name: str) -> None:
         assert 0 < found.seconds_to_best <= found.seconds
         assert found.seconds >= 0.05
         assert found.rounds >= 1
+
+
+@pytest.mark.parametrize("weights", ["whole", "huge", "real"])
+def test_polish_climbs_the_steepest_flip(weights: str) -> None:
+    torch.manual_seed(0)
+    most = 2**55 if weights == "huge" else 50
+    problem = Quadratic(torch.rand(9, 9) - 0.5 if weights == "real" else torch.randint(-most, most, (9, 9)))
+    x = torch.tensor(list(itertools.product([0, 1], repeat=9)))
+    before = x.clone()
+    polished = polish(problem, x)
+    assert torch.equal(x, before)
+    neighbours = torch.arange(512)[:, None] ^ 2 ** torch.arange(8, -1, -1)  # the rows of x that one flip leads to
+    rewards = problem(x)
+    for row in range(0, 512, 37):
+        place = row
+        while float((rewards[neighbours[place]] - rewards[place]).max()) > problem.tolerance:
+            place = int(neighbours[place, (rewards[neighbours[place]]).argmax()])
+        assert torch.equal(x[place], polished[row])
 
 
 @pytest.mark.parametrize("name", SOLVERS)

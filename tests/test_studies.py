@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from dohyo.lab.cli import main
 from dohyo.lab.studies import STUDIES, Conclusion, Picture, Study, StudyConfig, Table, reproduce
-from dohyo.lab.studies.runs import trained
+from dohyo.lab.studies.runs import complete, given_or
 from dohyo.lab.studies.study import Advance, Cell, picked, save_picture
 
 KEYS = [
@@ -81,6 +81,7 @@ def test_a_study_fills_its_folder(tmp_path: Path) -> None:
     assert report["tables"] == [{"title": "Squares", "columns": ["square"], "rows": [[0], [1], [4], [9]], "note": ""}]
     assert report["pictures"] == [{"file": "squares.png", "title": "Squares", "alt": "A rising line"}]
     assert {path.name for path in tmp_path.iterdir()} == {
+        ".dohyo.lock",
         "cells",
         "work",
         "study.json",
@@ -269,13 +270,13 @@ def test_a_run_in_a_cell(tmp_path: Path) -> None:
     """Gone on with on any device, but with no other config; or one that is given."""
     options = {"estimator": "iwae", "cost": 2, "hidden": 4, "latent": 2, "epochs": 2, "valid_terms": 2, "test_terms": 2}
     shares: list[float] = []
-    run = trained(tmp_path / "run", None, shares.append, **options, device="cpu")
+    run = given_or(None, tmp_path / "run", **options, device="cpu")
+    complete(run, shares.append)
     assert (shares[:2], set(shares[2:])) == ([0.5, 1.0], {1.0})
-    again = trained(tmp_path / "run", None, shares.append, **options, device="auto")
-    assert again.result == run.result
+    assert complete(given_or(None, tmp_path / "run", **options, device="auto"), shares.append) == run.result
     with pytest.raises(ValueError, match="run holds a run with another config; remove that folder, or choose another --out"):
-        trained(tmp_path / "run", None, shares.append, **options | {"cost": 3}, device="cpu")
-    assert trained(tmp_path / "other", tmp_path / "run", shares.append, **options).folder == tmp_path / "run"
+        complete(given_or(None, tmp_path / "run", **options | {"cost": 3}, device="cpu"), shares.append)
+    assert given_or(tmp_path / "run", tmp_path / "other", **options).folder == tmp_path / "run"
     assert not (tmp_path / "other").exists()
 
 
@@ -305,4 +306,4 @@ def test_an_interrupt_that_a_cell_swallowed_is_heard(
     monkeypatch.setattr(Squares, "run_cell", run_cell)
     assert main(["reproduce", "squares", "--out", "s", "--device", "cpu"]) == 130
     assert capsys.readouterr().err == "dohyo: interrupted; the same command continues with s\n"
-    assert [path.name for path in Path("s/cells").iterdir()] == ["n_0.json"]
+    assert [path.name for path in Path("s/cells").glob("n_*")] == ["n_0.json"]

@@ -1,15 +1,18 @@
 """The command `dohyo`, which is also `python -m dohyo`."""
 
+import io
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 # What `dohyo[cli]` brings. All of it is looked for at once: commands import parts of it late, half-way through their work.
-_NEEDED = ("jinja2", "jsonargparse", "lightning_fabric", "markupsafe", "matplotlib", "PIL", "rich", "yaml")
+_NEEDED = ("jinja2", "jsonargparse", "lightning_fabric", "markupsafe", "matplotlib", "PIL", "filelock", "rich", "yaml")
 
 
 def main() -> int:
     """Run the command line; without `dohyo[cli]` say in one line what to install."""
+    _open_streams()
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         print(f"dohyo: error: the command needs {', '.join(missing)}; install with: pip install 'dohyo[cli]'", file=sys.stderr)
         return 2
@@ -19,6 +22,21 @@ def main() -> int:
     from dohyo.lab.cli import main as command
 
     return command()
+
+
+def _open_streams() -> None:
+    """Standard streams that were closed lead nowhere: else the next file that is opened would take the place of one. What a
+    terminal cannot show becomes a question mark."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

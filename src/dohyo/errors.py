@@ -20,6 +20,12 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def check_seed(name: str, value: int | None) -> None:
+    """A DohyoError unless `value` is a seed that every generator takes, also when a few millions are added to it."""
+    if value is not None and not 0 <= value < 2**31:
+        raise DohyoError(f"{name} is {value}; a seed is a whole number from 0 to {2**31 - 1}")
+
+
 def in_one_line(error: Exception) -> str:
     """The type and the message of another's error, for a message of ours."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

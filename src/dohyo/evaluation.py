@@ -20,6 +20,7 @@ from dohyo.marginal import estimate, log_marginal
 from dohyo.packing import rows
 from dohyo.verdict import Verdict, heavy_share, judge
 
+_MOST_ESTIMATES = 10**8  # which are kept
 _PILOT_DATA, _PILOT_REPLICATES = 256, 4
 
 
@@ -136,10 +137,16 @@ def evaluate(
     """
     whole("replicates", replicates)
     whole("batch_size", batch_size)
+    if max_rows is not None:
+        whole("max_rows", max_rows)
     if not 0 < confidence < 1:
         raise DohyoError(f"confidence is {confidence}; it must lie strictly between 0 and 1")
     if target_stderr is not None:
         check_target(target_stderr, estimator)
+    if replicates * (len(data) if isinstance(data, Tensor) else 1) > _MOST_ESTIMATES:
+        raise DohyoError(
+            f"replicates is {replicates}: there can be {_MOST_ESTIMATES} estimates in all; use a higher cost instead"
+        )
     if isinstance(data, Tensor):
         batches: Iterable[Any] = data.split(batch_size) if len(data) else ()
     else:
@@ -158,11 +165,11 @@ def evaluate(
         if target_stderr is not None:
             pilot = [replicated(x, _PILOT_REPLICATES).var(-1) for x in _first(batches, _PILOT_DATA)]
             noise = float(torch.cat(pilot).nanmean()) if pilot else math.nan
-            total = sum(len(x) for x in _tensors(batches))
+            total = sum(len(x) for x in tensors(batches))
             if math.isfinite(noise):  # at least two, so that the error reached can be measured
-                replicates = max(2, math.ceil(noise / (total * target_stderr**2)))
+                replicates = max(2, _replicates(noise, total, target_stderr, estimator))
         values, fingerprint, done = [], 0, 0
-        for x in _tensors(batches):
+        for x in tensors(batches):
             values.append(replicated(x, replicates))
             fingerprint = checksum(x, fingerprint)
             done += len(x)
@@ -213,6 +220,16 @@ def check_target(target_stderr: float, estimator: Estimator) -> None:
             f"target_stderr is {target_stderr} for {estimator}; it must be positive, and the estimator's variance finite: use "
             "SymmetricSUMO or MultilevelRR, or cap the law"
         )
+
+
+def _replicates(noise: float, data: int, target_stderr: float, estimator: Estimator) -> int:
+    """How many estimates of each datum reach the target, if one has this variance."""
+    needed = noise / data / target_stderr / target_stderr
+    if needed * data > _MOST_ESTIMATES:
+        weights = needed * data * estimator.expected_cost
+        raise DohyoError(f"target_stderr is {target_stderr}; it would take {needed:.3g} replicates, {weights:.3g} log-weights: "
+                         f"give {math.sqrt(noise / _MOST_ESTIMATES):.2g} or more, or an estimator with less noise")  # fmt: skip
+    return math.ceil(needed)
 
 
 def summarise(
@@ -311,7 +328,8 @@ def _interval(mean: float, stderr: float, confidence: float, degrees: int) -> tu
     return mean - half, mean + half
 
 
-def _tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
+def tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
+    """The data of each batch, without labels and the like that follow them."""
     for batch in batches:
         x = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(x, Tensor):
@@ -320,7 +338,7 @@ def _tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _first(batches: Iterable[Any], count: int) -> Iterator[Tensor]:
-    for x in _tensors(batches) if count > 0 else ():
+    for x in tensors(batches) if count > 0 else ():
         yield x[:count]
         count -= len(x)
         if count <= 0:

@@ -2,27 +2,73 @@
 
 import contextlib
 import math
-import os
-import tempfile
+import re
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from dohyo.errors import DohyoError
+
+_TEMPORARY = re.compile(r"\.dohyo-[0-9a-f]{16}-(.+)", re.DOTALL)  # nobody else's file has such a name
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path that replaces `path` if the block succeeds and is deleted if it fails."""
+    path = output_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".dohyo-{secrets.token_hex(8)}-{path.name}")
+    temporary.touch(exist_ok=False)  # with the permissions that the user's umask gives to any new file
     try:
         yield temporary
-        os.umask(mask := os.umask(0))  # the only way to read it is to set it
-        temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """The same for a new folder with everything in it."""
+    temporary = path.with_name(f".dohyo-{secrets.token_hex(8)}-{path.name}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def output_file(path: Path) -> Path:
+    """Where a file is to be written: behind symbolic links. A DohyoError if something other than a file is there."""
+    found = resolved(path)
+    if found.exists() and not found.is_file():
+        kind = "a folder" if found.is_dir() else "no regular file, but a device, a pipe or a socket"
+        raise DohyoError(f"{path}: is {kind}; choose another name for the file")
+    return found
+
+
+def resolved(path: Path) -> Path:
+    """The absolute path behind symbolic links; a DohyoError if they lead in a circle."""
+    try:
+        found = path.resolve()
+        circle = found.is_symlink()
+    except ValueError as error:
+        raise DohyoError(f"{str(path)!r:.80} is not a path ({error}); name a file") from error
+    except (RuntimeError, OSError):  # RuntimeError: what pathlib raises for a circle before Python 3.13
+        circle = True
+    if circle:
+        raise DohyoError(f"{path}: is a symbolic link that leads to itself; name the file itself")
+    return found
+
+
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Delete the temporary files of killed processes, of one file or of all; only for whoever is the only writer here."""
+    for path in folder.glob(".dohyo-*"):
+        ours = _TEMPORARY.fullmatch(path.name)
+        if ours and name in (None, ours[1]) and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def plain(value: Any) -> Any:

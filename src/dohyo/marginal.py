@@ -1,6 +1,6 @@
 """The waist: plan -> rows -> log-weights -> pad -> reduce. Models never see K; estimators never see x or z."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from dohyo.contract import Model, bound, one_for_each
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.packing import reduce_packed, rows
+
+AT_ONCE = 2**22  # the most log-weights kept at a time where no gradient is asked
 
 
 def estimate(
@@ -27,8 +29,8 @@ def estimate(
         batch: How many data there are.
         generator: Draws K. The source's own noise comes from wherever it takes it, usually torch's global generator.
         shared: One K for the whole batch instead of one for each datum.
-        max_rows: The most rows asked for in one call. Bounds memory when no gradient is asked; with gradients autograd
-            keeps every chunk all the same.
+        max_rows: The most rows asked for in one call. Where no gradient is asked, at most `AT_ONCE` log-weights are kept besides,
+            however large K is: the rest is reduced as it comes. With gradients autograd keeps everything.
 
     Returns:
         (batch,) float64.
@@ -47,11 +49,62 @@ def estimate(
     if max_rows is not None and max_rows < 1:
         raise DohyoError(f"max_rows is {max_rows}; it must be at least 1, or None for no limit")
     counts = estimator.plan(batch, generator, shared=shared)
+    if not torch.is_grad_enabled() and int(counts.sum()) > AT_ONCE:
+        return _streamed(log_weights, counts, estimator, min(max_rows or AT_ONCE, AT_ONCE))
     wanted = rows(counts)
     chunks = [one_for_each(chunk, log_weights(chunk)) for chunk in wanted.split(max_rows or max(1, len(wanted)))]
     packed = torch.cat(chunks)
     check_log_weights(packed)
     return reduce_packed(estimator.reduce, packed, counts)
+
+
+def _streamed(log_weights: Callable[[Tensor], Tensor], counts: Tensor, estimator: Estimator, max_rows: int) -> Tensor:
+    """The same numbers, up to rounding, at bounded memory: data are reduced in groups, and a large one piece by piece."""
+    largest, values = int(counts.max()), []
+    if largest > AT_ONCE and estimator.fold(largest) is None:
+        raise DohyoError(f"{type(estimator).__name__} needs all {largest} log-weights of a datum at once, and {AT_ONCE} is the "
+                         "most; lower the cost, cap its law, or use IWAE or MultilevelRR, which have no such limit")  # fmt: skip
+    stream = _Stream(log_weights, counts, max_rows)
+    for own in _groups(counts.tolist()):
+        if sum(own) > AT_ONCE and (fold := estimator.fold(own[0])) is not None:
+            for piece in stream.take(own[0]):
+                fold.add(piece)
+            values.append(fold.value()[None].to(piece.device))
+        else:
+            values.append(reduce_packed(estimator.reduce, torch.cat(list(stream.take(sum(own)))), torch.tensor(own)))
+    return torch.cat(values)
+
+
+def _groups(counts: list[int]) -> Iterator[list[int]]:
+    """The counts of consecutive data, together at most `AT_ONCE` unless a single one is more."""
+    group: list[int] = []
+    for count in counts:
+        if group and sum(group) + count > AT_ONCE:
+            yield group
+            group = []
+        group.append(count)
+    yield group
+
+
+class _Stream:
+    """The packed log-weights in order, asked for `max_rows` at a time."""
+
+    def __init__(self, log_weights: Callable[[Tensor], Tensor], counts: Tensor, max_rows: int) -> None:
+        self.log_weights, self.ends, self.max_rows = log_weights, counts.cumsum(0), max_rows
+        self.asked, self.left = 0, torch.empty(0)
+
+    def take(self, wanted: int) -> Iterator[Tensor]:
+        """The next `wanted` log-weights, in pieces."""
+        while wanted:
+            if not len(self.left):
+                places = torch.arange(self.asked, min(self.asked + self.max_rows, int(self.ends[-1])), device=self.ends.device)
+                chunk = torch.searchsorted(self.ends, places, right=True)
+                self.left = one_for_each(chunk, self.log_weights(chunk))
+                check_log_weights(self.left)
+                self.asked += len(places)
+            piece, self.left = self.left[:wanted], self.left[wanted:]
+            wanted -= len(piece)
+            yield piece
 
 
 def log_marginal(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dohyo.errors import DohyoError
+from dohyo.estimators.folding import Fold
 from dohyo.laws import Law, uniform
 
 
@@ -91,6 +92,11 @@ class Estimator(ABC):
         paths = self.paths(torch.where(own, log_w.double(), -torch.inf))
         return pick(paths, self.depth(counts)[:, None], by_sum=paths.is_cuda)
 
+    def fold(self, count: int) -> Fold | None:
+        """`reduce` for one datum whose `count` log-weights come in pieces, at a memory that does not grow with their number;
+        None where the arithmetic needs all of them at once."""
+        return None
+
     def depths(self, width: int) -> Tensor:
         """The depths 0, 1, ... that `width` log-weights are enough for."""
         most = int(self.depth(torch.tensor([width])).clamp(min=-1, max=min(self.depth_law.cap, 2**62)))
@@ -140,5 +146,7 @@ def pick(table: Tensor, column: Tensor, by_sum: bool) -> Tensor:
 def check_cost(cost: float, max_terms: int | None, least: float = 1.0) -> None:
     if not math.isfinite(cost) or cost < least:
         raise DohyoError(f"cost is {cost}; it must be at least {least:g} log-weights for each datum")
+    if cost > 2**48:
+        raise DohyoError(f"cost is {cost}; it must be at most {2**48} log-weights for each datum")
     if max_terms is not None and cost > max_terms:
         raise DohyoError(f"cost is {cost}, more than the {max_terms} log-weights available; lower the cost")

@@ -2,16 +2,19 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from math import factorial
+from math import comb, factorial
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from dohyo.bounds import leave_out_mean, settle
-from dohyo.errors import whole
+from dohyo.errors import DohyoError, whole
 from dohyo.estimators.estimator import Estimator, check_cost
+from dohyo.estimators.folding import Fold, TreeFold
 from dohyo.laws import Finite, Law
+
+_MOST_CELLS = 10**8
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,9 @@ class ELBO(FixedEstimator):
     def _dead(self, empty: Tensor) -> Tensor:
         return empty > 0
 
+    def fold(self, count: int) -> Fold | None:
+        return TreeFold(1, 0, lambda means: means[0])
+
     @property
     def target_terms(self) -> float | None:
         return 1.0
@@ -120,6 +126,9 @@ class IWAE(FixedEstimator):
 
     def _dead(self, empty: Tensor) -> Tensor:
         return empty == self.k
+
+    def fold(self, count: int) -> Fold | None:
+        return TreeFold(self.k, 0, lambda means: means[0])
 
     @property
     def target_terms(self) -> float | None:
@@ -150,6 +159,11 @@ class JVI(FixedEstimator):
     def __post_init__(self) -> None:
         whole("order", self.order)
         whole("k", self.k, self.order + 1)
+        cells = self.k * comb(self.k, min(self.order, 50) - 1)
+        if self.order > 50 or (self.order > 1 and cells > _MOST_CELLS):
+            raise DohyoError(
+                f"k is {self.k} and order {self.order}; the blocks left out would take {cells:.2g} numbers: lower the order"
+            )
 
     def _value(self, log_w: Tensor) -> Tensor:
         k, order = self.k, self.order

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from dohyo.bounds import settle, tree_means
 from dohyo.errors import DohyoError, whole
 from dohyo.estimators.estimator import Estimator, check_cost
+from dohyo.estimators.folding import Fold, TreeFold
 from dohyo.estimators.roulette import check_centre, roulette_weights
 from dohyo.laws import Geometric, Law
 
@@ -62,6 +63,16 @@ class Multilevel(Estimator):
         empty_block = empty.unflatten(-1, (-1, self.m)).all(-1).long().cumsum(-1)
         dead = empty_block[:, 2 ** torch.arange(levels + 1, device=log_w.device) - 1] > 0
         return torch.where(dead, -torch.inf, value)
+
+    def fold(self, count: int) -> Fold | None:
+        level = int(self.depth(torch.tensor(count)))
+
+        def combine(means: Tensor) -> Tensor:
+            return self.combine(pad(means[None, :, None], (level, 0)))[
+                0, -1
+            ]  # the column of the last level, which is all it needs
+
+        return TreeFold(self.m, level, combine)
 
     def combine(self, means: Tensor) -> Tensor:
         """The estimate at every depth from `bounds.tree_means`."""

@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from dohyo.bounds import leave_one_out_differences, prefix_log_mean, settle
 from dohyo.errors import DohyoError, whole
 from dohyo.estimators.estimator import Estimator, check_cost
+from dohyo.estimators.folding import Fold, PrefixFold
 from dohyo.laws import HarmonicTail, Law, PowerLaw
 
 
@@ -120,6 +121,12 @@ class SUMO(PrefixRoulette):
     def _fewest_alive(self, alive: Tensor) -> Tensor:
         return alive[:, :-1]
 
+    def fold(self, count: int) -> Fold | None:
+        def offset(depth: int) -> float:
+            return float(roulette_weights(self.law, self.centre, min(depth, len(self.centre)), torch.device("cpu"))[1][-1])
+
+        return PrefixFold(self.m, lambda first, last: inverse_survival(self.law, first, last) - 1, offset)
+
     @property
     def finite_variance(self) -> bool | None:
         return self.law.cap < math.inf
@@ -196,11 +203,16 @@ def check_centre(centre: tuple[float, ...], law: Law) -> tuple[float, ...]:
     return centre
 
 
+def inverse_survival(law: Law, first: int, last: int) -> Tensor:
+    """1/S(j) for j = first, ..., last - 1, finite also beyond a law's cap."""
+    return (1 / law.survival(torch.arange(first, last))).clamp(max=1e300)
+
+
 @lru_cache(maxsize=128)
 def roulette_weights(law: Law, centre: tuple[float, ...], depth: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """1/S(j) - 1 for j = 1..depth, and the bracket in the module's docstring for K = 0..depth."""
     with torch.inference_mode(False):
-        inverse = (1 / law.survival(torch.arange(1, depth + 1))).clamp(max=1e300)
+        inverse = inverse_survival(law, 1, depth + 1)
         g = torch.tensor(centre + (0.0,) * depth, dtype=torch.float64)[:depth]
         offset = math.fsum(centre) - pad((g * inverse).cumsum(0), (1, 0))
         return (inverse - 1).to(device), offset.to(device)

@@ -18,6 +18,8 @@ from dohyo.lab.data.readers import read_numpy
 from dohyo.names import named
 from dohyo.packing import reduce_packed
 
+_LARGEST = 1e300  # beyond it sums and differences of log-weights overflow
+
 
 def load_log_weights(path: Path, key: str | None = None) -> Tensor:
     """(data, samples) float64 from a .npy, .npz or .csv file; a single row of numbers is one datum.
@@ -28,15 +30,18 @@ def load_log_weights(path: Path, key: str | None = None) -> Tensor:
         raise DohyoError(f"{path}: the ending must be .npy, .npz or .csv")
     if not path.is_file():
         raise DohyoError(f"{path}: there is no such file")
+    if key is not None and path.suffix != ".npz":
+        raise DohyoError(f"{path}: --key names an array of a .npz file; leave it out")
     array = _read_csv(path) if path.suffix == ".csv" else _read_numpy(path, key)
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or array.size == 0:
         raise DohyoError(f"{path}: holds {array.dtype} {array.shape}; it must be real numbers, (data, samples), not empty")
-    log_w = torch.from_numpy(np.atleast_2d(array).astype(np.float64))
-    bad = (log_w.isnan() | (log_w == torch.inf)).nonzero()
+    with np.errstate(over="ignore"):
+        log_w = torch.from_numpy(np.atleast_2d(array).astype(np.float64))
+    bad = (~(log_w < _LARGEST) | (log_w.isfinite() & (log_w <= -_LARGEST))).nonzero()
     if len(bad):
         row, column = bad[0].tolist()
         raise DohyoError(
-            f"{path}: {len(bad)} of {log_w.numel()} log-weights are NaN or +inf, first in row {row + 1}, "
+            f"{path}: {len(bad)} of {log_w.numel()} log-weights are NaN, +inf or beyond {_LARGEST:g}, first in row {row + 1}, "
             f"column {column + 1}; they must be finite, or -inf for a weight of zero"
         )
     return log_w
@@ -111,8 +116,8 @@ def _read_csv(path: Path) -> NDArray[Any]:
                 rows.append([_number(cell, path, line, column) for column, cell in enumerate(cells, start=1)])
                 if len(rows[-1]) != len(rows[0]):
                     raise DohyoError(f"{path}: line {line} has {len(rows[-1])} numbers, the lines before it {len(rows[0])}")
-    except UnicodeDecodeError as error:
-        raise DohyoError(f"{path}: is not a text file ({error})") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DohyoError(f"{path}: is not a text file of numbers ({error})") from error
     return np.array(rows)
 
 

@@ -14,7 +14,8 @@ from typing import Any, get_args
 import yaml
 
 from dohyo.errors import DohyoError
-from dohyo.files import plain, replacing
+from dohyo.files import plain, remove_leftovers, replacing
+from dohyo.lab.texts import load_json, load_yaml
 
 SCHEMA_VERSION = 1
 
@@ -31,8 +32,10 @@ ANNEALING = "annealing.json"  # constants of chains, with what they were tuned f
 LOG_LIKELIHOOD = "log_likelihood.png"
 LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS = "learning_curves.png", "samples.png", "reconstructions.png"
 DENSITY, MARGINALS = "density.png", "marginals.png"
+LOCK = ".dohyo.lock"  # held by the process that writes here, and names it; empty at other times
 
-# A study's folder: cells/NAME.json for each finished cell, work/NAME for the run of a cell, and the pictures.
+# A study's folder: cells/NAME.json for each finished cell, work/NAME for the run of a cell, and the pictures. The lock of a cell
+# is cells/.NAME.lock; that of the study itself is held only while study.json and the pictures are written.
 STUDY = "study.json"  # everything but the pictures
 CELLS, WORK = "cells", "work"
 
@@ -107,7 +110,7 @@ def read_config(folder: Path) -> Values:
     if not path.is_file():
         raise DohyoError(f"{folder}: holds no run (there is no {CONFIG} in it)")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = load_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DohyoError(f"{path}: is damaged ({error}); restore it, or leave this folder out") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -132,8 +135,8 @@ def read_json(path: Path, remedy: str) -> Values:
         remedy: What the user can do about a damaged file.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        found = load_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON, or of UTF-8
         raise DohyoError(f"{path}: is damaged ({error}); {remedy}") from error
     if not isinstance(found, dict):
         raise DohyoError(f"{path}: holds a {type(found).__name__} where an object should be; {remedy}")
@@ -153,8 +156,7 @@ def read_result(folder: Path) -> Values | None:
 
 def write_result(folder: Path, result: Values) -> None:
     """Also deletes the temporary files of processes that were killed while writing."""
-    for leftover in folder.glob(".*-????????.*"):
-        leftover.unlink()
+    remove_leftovers(folder)
     write_json(folder / RESULT, result)
 
 
@@ -172,8 +174,8 @@ def read_records(folder: Path) -> list[Values]:
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError):
+            record = load_json(line)
+        except ValueError:
             record = None
         if not isinstance(record, dict) or not isinstance(record.get("epoch"), int):
             raise DohyoError(f"{path}: line {number} is not a record of an epoch; remove it")

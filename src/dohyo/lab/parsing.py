@@ -1,20 +1,25 @@
 """Options and config files: a parser whose errors are one line and name the nearest choice."""
 
+import inspect
 import re
 import textwrap
 from argparse import SUPPRESS
+from functools import partial
 from typing import Any
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter
+import yaml
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 from dohyo.errors import DohyoError
 from dohyo.lab.choices import CHOICES
+from dohyo.lab.texts import load_yaml
 from dohyo.names import nearest
 
 _WRONG = re.compile(r'key "(?:\w+\.)*(\w+)": .*?(?:Got|Given) value: (.*)$')
-_ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {9,}.*)*)", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _OPTION = re.compile(r"`\w+`")
 _METAVARS = {"Path": "PATH", "float": "NUMBER", "int": "N"}
+_YAML = "dohyo-yaml"  # its name among jsonargparse's readers
 _TYPES = {"float": "a number", "int": "a whole number", "NoneType": "null"}
 
 
@@ -61,6 +66,10 @@ class Formatter(DefaultHelpFormatter):
 class Parser(ArgumentParser):
     """Says in one line what is wrong, without the usage."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        set_loader(_YAML, partial(load_yaml, load=get_loader("yaml")), exceptions=(yaml.YAMLError,))
+        super().__init__(*args, parser_mode=_YAML, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> Any:
         text = " ".join(message.split())
         wrong = _WRONG.search(text)
@@ -82,7 +91,7 @@ class Parser(ArgumentParser):
             if str(group.title).startswith("<class"):
                 group.title = "settings"
         for base in reversed(args[0].__mro__):
-            _, _, listed = (base.__doc__ or "").partition("Attributes:\n")
+            _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
             for name, text in _ATTRIBUTE.findall(listed):
                 if action := self._option_string_actions.get(f"--{name}"):
                     action.help = " ".join(text.split()).replace("%", "%%")

@@ -1,5 +1,6 @@
 """Latent-variable models. Any object with `log_weights(x, rows)` is one; these come with the library."""
 
+from dohyo.models.autoencoder import Autoencoder
 from dohyo.models.gaussian import GaussianLVM
 from dohyo.models.latent import LatentVariableModel
 from dohyo.models.policies import POLICIES, ExactPolicy, GRUPolicy, IndependentPolicy, LatentPolicy, NADEPolicy, Policy
@@ -11,6 +12,7 @@ __all__ = [
     "MODELS",
     "POLICIES",
     "VAE",
+    "Autoencoder",
     "ExactPolicy",
     "GRUPolicy",
     "GaussianLVM",

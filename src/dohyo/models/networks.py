@@ -35,6 +35,11 @@ def standard_normal(size: int, like: nn.Module) -> Distribution:
     return independent(Normal(zero, torch.ones_like(zero), validate_args=False))
 
 
+def flat(x: Tensor) -> Tensor:
+    """One vector for each datum."""
+    return x.flatten(1) if x.ndim > 2 else x
+
+
 def independent(distribution: Distribution) -> Distribution:
     """One density for each row."""
     return Independent(distribution, 1, validate_args=False)

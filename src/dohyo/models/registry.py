@@ -1,6 +1,7 @@
-"""Models by name: those of this package, and a user's own `package.module:Class`."""
+"""Models by name: those of this package, and a user's own `package.module:name`."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -18,9 +19,9 @@ def build(name: str, **arguments: Any) -> nn.Module:
     """The model called `name`, built with these arguments.
 
     Args:
-        name: A key of `MODELS`, or `package.module:Class` for your own class, looked for in the current folder first.
-            It must be an `nn.Module` with `log_weights(x, rows)`.
-        arguments: For the constructor. Those that your own class does not take are left out, so it need not accept every option.
+        name: A key of `MODELS`, or `package.module:name`, your own class or a function of yours that returns a model, looked for
+            in the current folder first. The model must be an `nn.Module` with `log_weights(x, rows)`.
+        arguments: For the class or function. Those that your own does not take are left out, so it need not accept every option.
 
     Example:
         >>> type(build("vae", data=64, hidden=32, latent=8)).__name__
@@ -30,41 +31,56 @@ def build(name: str, **arguments: Any) -> nn.Module:
             ...
         dohyo.DohyoError: unknown model 'vea': did you mean 'vae'? the names are vae, vae2; your own is package.module:Class
     """
+    maker = _maker(name)
     if ":" in name:
-        cls = _users_class(name)
-        arguments = {key: value for key, value in arguments.items() if _takes(cls, key)}
-    elif name in MODELS:
-        cls = MODELS[name]
-        for key in arguments:
-            if not _takes(cls, key):
-                raise DohyoError(f"{name} has no argument {key!r}: {nearest(key, inspect.signature(cls).parameters)}")
-    else:
-        raise DohyoError(f"unknown model {name!r}: {nearest(name, MODELS)}; your own is package.module:Class")
+        arguments = {key: value for key, value in arguments.items() if _takes(maker, key)}
+    for key in arguments:
+        if not _takes(maker, key):
+            raise DohyoError(f"{name} has no argument {key!r}: {nearest(key, inspect.signature(maker).parameters)}")
     try:
-        inspect.signature(cls).bind(**arguments)
+        inspect.signature(maker).bind(**arguments)
     except TypeError as error:
-        raise DohyoError(f"{name} cannot be built: {error}; give the argument a default in {cls.__name__}") from error
-    return cls(**arguments)
+        raise DohyoError(f"{name} cannot be built: {error}; give the argument a default in {name.split(':')[-1]}") from error
+    model = maker(**arguments)
+    if not (isinstance(model, nn.Module) and any(callable(getattr(model, own, None)) for own in ("log_weights", "bind"))):
+        raise DohyoError(f"{name} returned {_article(model)}; it must be a torch.nn.Module with log_weights(x, rows)")
+    return model
 
 
-def _users_class(name: str) -> type[nn.Module]:
-    cls = users_object(name, "class")
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise DohyoError(f"{name} is {_article(cls)}; it must be a class that derives from torch.nn.Module")
-    if not callable(getattr(cls, "log_weights", None)):
+def takes(name: str, argument: str) -> bool:
+    """Whether the model called `name` is built with this argument."""
+    return _takes(_maker(name), argument)
+
+
+def _maker(name: str) -> Callable[..., nn.Module]:
+    if ":" not in name:
+        if name not in MODELS:
+            raise DohyoError(f"unknown model {name!r}: {nearest(name, MODELS)}; your own is package.module:Class")
+        return MODELS[name]
+    maker = users_object(name, "class")
+    if not callable(maker) or isinstance(maker, nn.Module):
+        raise DohyoError(f"{name} is {_article(maker)}; it must be a class that derives from torch.nn.Module, or a function")
+    if isinstance(maker, type):
+        _check_class(name, maker)
+    return maker  # type: ignore[no-any-return]
+
+
+def _check_class(name: str, cls: type) -> None:
+    if not issubclass(cls, nn.Module):
+        raise DohyoError(f"{name} is {_article(cls)}; it must be a class that derives from torch.nn.Module, or a function")
+    if not any(callable(getattr(cls, own, None)) for own in ("log_weights", "bind")):
         raise DohyoError(f"{name} has no method log_weights(x, rows); write one, or derive from dohyo.models.LatentVariableModel")
     if inspect.isabstract(cls):
         raise DohyoError(f"{name} lacks {', '.join(sorted(getattr(cls, '__abstractmethods__', ())))}; write these methods")
-    return cls
 
 
-def _takes(cls: type, key: str) -> bool:
-    """Whether the constructor takes the argument `key`; a constructor inherited from `nn.Module` takes none."""
-    parameters = inspect.signature(cls).parameters
+def _takes(maker: Callable[..., Any], key: str) -> bool:
+    """Whether a class or function takes the argument `key`; a constructor inherited from `nn.Module` takes none."""
+    parameters = inspect.signature(maker).parameters
     if key in parameters:
         return parameters[key].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return anything and cls.__init__ is not nn.Module.__init__  # type: ignore[misc]
+    return anything and getattr(maker, "__init__", None) is not nn.Module.__init__
 
 
 def _article(thing: object) -> str:

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from dohyo.models.latent import LatentVariableModel
 from dohyo.models.likelihoods import observed
-from dohyo.models.networks import check_sizes, gaussian, layers, output_bias, standard_normal
+from dohyo.models.networks import check_sizes, flat, gaussian, layers, output_bias, standard_normal
 
 
 class TwoLayerVAE(LatentVariableModel):
@@ -23,7 +23,7 @@ class TwoLayerVAE(LatentVariableModel):
     p(z_2) is N(0, I); the other densities of z_1 and z_2 are diagonal Gaussians whose mean and scale come from a network.
 
     Args:
-        data: The size of a flattened datum.
+        data: The size of a datum, flattened: x may come in any shape with so many numbers.
         hidden: The width of the networks between x and z_1.
         latent: The size of z_2.
         likelihood: "bernoulli" or "gaussian", as for `VAE`.
@@ -65,12 +65,12 @@ class TwoLayerVAE(LatentVariableModel):
         """Start the decoder at the data's own mean (Bernoulli), or mean and standard deviation (Gaussian).
 
         Args:
-            train: (n, data).
+            train: (n, data), or (n, ...) with as many numbers for each datum.
         """
-        self.observed.start_from(train, output_bias(self.decoder["x"]))
+        self.observed.start_from(flat(train), output_bias(self.decoder["x"]))
 
     def encode(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.encoder["z1"](self.observed.inputs(x)))
+        return torch.as_tensor(self.encoder["z1"](self.observed.inputs(flat(x))))
 
     def posterior(self, code: Tensor) -> Distribution:
         return self._upwards(code, self.encoder["z2"])
@@ -86,6 +86,9 @@ class TwoLayerVAE(LatentVariableModel):
 
     def likelihood(self, z: Tensor) -> Distribution:
         return self.observed.forward(self.decoder["x"](z[..., : self.latent1]))
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return super().log_joint(flat(x), z)
 
     def _upwards(self, code: Tensor, network: Callable[[Tensor], Any]) -> Distribution:
         return _Chain(gaussian(code), lambda z1: gaussian(network(z1)), self.latent1, self.latent)

@@ -6,7 +6,7 @@ from torch.distributions import Distribution
 
 from dohyo.models.latent import LatentVariableModel
 from dohyo.models.likelihoods import observed
-from dohyo.models.networks import check_sizes, gaussian, layers, output_bias, standard_normal
+from dohyo.models.networks import check_sizes, flat, gaussian, layers, output_bias, standard_normal
 
 
 class VAE(LatentVariableModel):
@@ -16,7 +16,7 @@ class VAE(LatentVariableModel):
               q(z; x) = N(\mu_\phi(x), \mathrm{diag}\,\sigma_\phi^2(x))
 
     Args:
-        data: The size of a flattened datum.
+        data: The size of a datum, flattened: x may come in any shape with so many numbers.
         hidden: The width of the tanh layers.
         latent: The size of z.
         likelihood: "bernoulli" for pixels in [0, 1], "gaussian" for real numbers: the decoder then outputs a mean and a
@@ -44,12 +44,12 @@ class VAE(LatentVariableModel):
         """Start the decoder at the data's own mean (Bernoulli), or mean and standard deviation (Gaussian).
 
         Args:
-            train: (n, data).
+            train: (n, data), or (n, ...) with as many numbers for each datum.
         """
-        self.observed.start_from(train, output_bias(self.decoder))
+        self.observed.start_from(flat(train), output_bias(self.decoder))
 
     def encode(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.encoder(self.observed.inputs(x)))
+        return torch.as_tensor(self.encoder(self.observed.inputs(flat(x))))
 
     def posterior(self, code: Tensor) -> Distribution:
         return gaussian(code)
@@ -59,3 +59,6 @@ class VAE(LatentVariableModel):
 
     def likelihood(self, z: Tensor) -> Distribution:
         return self.observed.forward(self.decoder(z))
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return super().log_joint(flat(x), z)

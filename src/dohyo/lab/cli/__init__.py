@@ -1,12 +1,18 @@
 """The command `dohyo`: one module for each subcommand, imported when it is used."""
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
+
+import torch
 
 import dohyo
 from dohyo.errors import DohyoError
+from dohyo.lab.cli.screen import interruptible
 from dohyo.lab.parsing import Formatter, Parser
 
 _COMMANDS = {
@@ -25,23 +31,50 @@ _COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status. Errors that the user cannot correct are bugs, and are raised."""
-    try:
-        arguments = [_underscored(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
-        if not arguments:
-            raise DohyoError(f"give a command: {', '.join(_COMMANDS)}; dohyo --help says what each does")
-        parser = _parser(arguments)
-        config = parser.parse_args(arguments)
-        options = config[config.command]
-        given = parser.parse_args(arguments, defaults=False)[config.command]
-        options.explicit = dict(given.items())  # without the defaults
-        status: int = _module(config.command).run(options)
-        return status
-    except (DohyoError, OSError) as error:
-        print(f"dohyo: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("dohyo: interrupted", file=sys.stderr)
-        return 130
+    with interruptible() as interrupted:
+        try:
+            return _run(arguments)
+        except BrokenPipeError:  # whoever read our output has ended, such as `head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still writes as it ends
+            return 128 + signal.SIGPIPE
+        except (DohyoError, OSError) as error:
+            message = " ".join(str(error).split())
+        except (MemoryError, RuntimeError, OverflowError) as error:
+            if not _of_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:150] or type(error).__name__
+            message = f"not enough memory ({reason}); lower --cost, --batch-size, --hidden or --latent, or give fewer data"
+        except KeyboardInterrupt:
+            print("dohyo: interrupted", file=sys.stderr)
+            return 128 + (interrupted or [signal.SIGINT])[0]
+    print(f"dohyo: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    arguments = [_underscored(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
+    if not arguments:
+        raise DohyoError(f"give a command: {', '.join(_COMMANDS)}; dohyo --help says what each does")
+    for before, argument in pairwise(["dohyo", *arguments]):
+        if "\0" in argument:
+            raise DohyoError(f"what follows {before.replace('_', '-')} holds a null character; leave it out")
+        if argument == "" or (argument.startswith("--") and argument.endswith("=")):
+            what = (argument.rstrip("=") or before).replace("_", "-")
+            raise DohyoError(f"what follows {what} is empty; leave the option out, or give it a value")
+    parser = _parser(arguments)
+    config = parser.parse_args(arguments)
+    options = config[config.command]
+    given = parser.parse_args(arguments, defaults=False)[config.command]
+    options.explicit = dict(given.items())  # without the defaults
+    status: int = _module(config.command).run(options)
+    sys.stdout.flush()  # here, where a full disk or a closed pipe is reported
+    return status
+
+
+def _of_memory(error: Exception) -> bool:
+    """Whether it says that something does not fit into memory; torch has no type of its own for that on a CPU."""
+    words = ("DefaultCPUAllocator", "Storage size calculation", "integer multiplication overflow", "Overflow when unpacking")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def _module(command: str) -> Any:

@@ -10,8 +10,9 @@ from jsonargparse import Namespace
 from rich.progress import Progress
 
 import dohyo
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed
 from dohyo.evaluation import check_target
+from dohyo.files import output_file
 from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table
 from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.annealing import CHAINS, Anneal, Weights, check_anneal, choose_weights, plot_weights
@@ -32,6 +33,9 @@ _EXAMPLES = """examples:
 A chain of T leapfrogs takes 3 T + 1 evaluations of p(x, z). What is found goes to evaluation.json in the run's folder.
 """
 COST, ANNEALED_COST, FEWEST = 50.0, 1000.0, 8  # evaluations of p(x, z) for each estimate; chains, where few could be paid
+
+
+_MOST_WEIGHTS = 1e14  # a month at forty million a second
 
 
 @dataclass
@@ -76,6 +80,7 @@ def parser() -> Parser:
 
 
 def run(options: Namespace) -> int:
+    check_seed("--seed", options.seed)
     trained = DensityRun.open(options.run)
     check_anneal(options.anneal)
     estimator = estimator_from(options.estimator, COST if options.cost is None else options.cost)
@@ -83,10 +88,15 @@ def run(options: Namespace) -> int:
         check_target(options.target_stderr, estimator)
     if options.out is not None and options.out.suffix != ".npz":
         raise DohyoError(f"--out is {options.out}; the values of each datum go to a .npz file")
+    if options.out is not None:
+        output_file(options.out)
     model, data = trained.trained(), trained.data
     x = {"test": data.test, "valid": data.valid, "train": data.train}[options.split]
     if options.split == "train" and data.kind == "grey":
         raise DohyoError("every batch of the training data is binarised at random; evaluate the splits test or valid")
+    total = estimator.expected_cost * len(x) * max(1, options.replicates)
+    if total > _MOST_WEIGHTS:
+        raise DohyoError(f"{len(x)} data at this cost would take {total:.2g} log-weights, which takes years; lower --cost")
     fabric = launch(options.device)
     weights = choose_weights(fabric, options.run, model, x, options.anneal, options.split, options.seed, options.max_rows)
     if weights.steps:

@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from dohyo.errors import DohyoError
 from dohyo.lab.cli.screen import say
 from dohyo.lab.parsing import Parser
-from dohyo.lab.report import find, read, write_report
+from dohyo.lab.report import check_page, find, read, write_report
 
 _EXAMPLES = """examples:
   dohyo report out/convergence out/table1 runs/a --out report.html
@@ -33,6 +33,7 @@ def run(options: Namespace) -> int:
     folders = list(dict.fromkeys(options.runs or find(_PLACES)))
     if not folders:
         raise DohyoError("give the folder of a study or a run: neither runs nor out, below this folder, holds one")
+    check_page(options.out)
     entries = [read(folder) for folder in folders]
     write_report(entries, options.out)
     if options.json:

@@ -1,6 +1,7 @@
 """`dohyo reproduce`: the paper's tables and figures, one study each."""
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,12 +59,13 @@ def run(options: Namespace) -> int:
     picks = {key: options[key] for key in study_type.picks if options[key]}
     only = picked(study, picks) if picks else None
     launch(study.config.device)  # so that a missing device is reported before anything begins
+    interrupted: list[int] = []
     try:
         with interruptible() as interrupted:
             report = _with_progress(study, options, only, interrupted)
     except KeyboardInterrupt:
         print(f"dohyo: interrupted; the same command continues with {options.out}", file=sys.stderr)
-        return 130
+        return 128 + (interrupted or [signal.SIGINT])[0]
     if options.json:
         print(json.dumps(report))
         return 0

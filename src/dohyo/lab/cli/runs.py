@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,10 @@ from jsonargparse import Namespace
 from dohyo.errors import DohyoError
 from dohyo.lab.cli.screen import count, interruptible, progress_bar, say
 from dohyo.lab.experiments.run import Run
-from dohyo.lab.folder import CHECKPOINT, CONFIG
+from dohyo.lab.folder import CHECKPOINT
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import resumable_fields
-from dohyo.lab.training.processes import launch, leave
+from dohyo.lab.training.processes import launch, leave, on_first
 from dohyo.lab.training.state import load_checkpoint
 
 _OWN = ("out", "resume", "json", "config", "explicit")  # what is not in a run's config
@@ -47,34 +48,36 @@ def run_command(
     """
     if (config.out is None) == (config.resume is None):
         raise DohyoError("give --out FOLDER for a new run, or --resume FOLDER to continue one")
-    if config.resume is None:
-        options = {key: value for key, value in config.items() if key not in _OWN}
-        run = run_type(config.out, run_type.config_type(**options))
-    else:
-        run = _resumed(run_type, config.resume, {key: v for key, v in config.explicit.items() if key not in _OWN})
+    made = {key: value for key, value in config.items() if key not in _OWN}
+    explicit = {key: value for key, value in config.explicit.items() if key not in _OWN}
+
+    def opened() -> Run[Any]:
+        new = config.resume is None
+        return run_type(config.out, run_type.config_type(**made)) if new else _resumed(run_type, config.resume, explicit)
+
+    run = opened()
     fabric = launch(run.config.device)
-    if config.resume is None and fabric.broadcast((run.folder / CONFIG).exists()):
-        again = f"dohyo {run.command} --resume {run.folder}"
-        raise DohyoError(f"{run.folder} already holds a run; continue it ({again}), or choose another --out")
     quiet = config.json or not fabric.is_global_zero
-    result = run.result if run.finished else None
-    if result is None:
-        try:
-            run.check(fabric)
-            with interruptible() as interrupted:
-                result = _train(run, fabric, quiet, interrupted, note)
-        except RuntimeError as error:
-            if not _from_peers(error):
-                raise
-            raise DohyoError(f"another process of the job failed ({str(error).splitlines()[0]}); the checkpoint is kept: start "
-                             f"as many again with --resume {run.folder}") from error  # fmt: skip
-        except KeyboardInterrupt:
-            if fabric.is_global_zero:
-                print(f"dohyo: interrupted; continue with: dohyo {run.command} --resume {run.folder}", file=sys.stderr)
-            return 130
-    elif not quiet:
-        reason = "it ended by itself" if result[run.length] < run.config.length else f"--{run.length} N extends it"
-        say(f"{run.folder}: already finished after {count(result[run.length])} {run.length}; {reason}")
+    if config.resume is None:
+        on_first(fabric, run.check_new)
+        run.check(fabric)  # everything that can be wrong, before the first file
+    interrupted: list[int] = []
+    try:
+        with run.writing(fabric), interruptible() as interrupted:
+            if config.resume is None:
+                on_first(fabric, run.check_new)  # from here on nobody else can begin
+            else:
+                run = opened()  # another process may have continued it since
+            result = run.result if run.finished else None
+            if result is None:
+                result = _completed(run, fabric, quiet, interrupted, note)
+            elif not quiet:
+                reason = "it ended by itself" if result[run.length] < run.config.length else f"--{run.length} N extends it"
+                say(f"{run.folder}: already finished after {count(result[run.length])} {run.length}; {reason}")
+    except KeyboardInterrupt:
+        if fabric.is_global_zero:
+            print(f"dohyo: interrupted; continue with: dohyo {run.command} --resume {run.folder}", file=sys.stderr)
+        return 128 + (interrupted or [signal.SIGINT])[0]
     leave(fabric)
     if fabric.is_global_zero and config.json:
         print(json.dumps(result))
@@ -83,6 +86,19 @@ def run_command(
         for line in (f"{first}; everything is in {run.folder}", *others):
             say(line)
     return 0
+
+
+def _completed(
+    run: Run[Any], fabric: Any, quiet: bool, interrupted: list[int], note: Callable[[dict[str, Any]], str]
+) -> dict[str, Any]:
+    try:
+        run.check(fabric)
+        return _train(run, fabric, quiet, interrupted, note)
+    except RuntimeError as error:
+        if not _from_peers(error):
+            raise
+        raise DohyoError(f"another process of the job failed ({str(error).splitlines()[0]}); the checkpoint is kept: start "
+                         f"as many again with --resume {run.folder}") from error  # fmt: skip
 
 
 def _resumable(config_type: Any) -> str:

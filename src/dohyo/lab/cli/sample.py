@@ -6,16 +6,20 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed
 from dohyo.lab.cli.screen import say
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.parsing import Parser
+from dohyo.lab.plots.picture import check_picture
 from dohyo.lab.plots.runs import plot_images, plot_reconstructions
 
 _EXAMPLES = """examples:
   dohyo sample runs/a --count 64 --out samples.png
   dohyo sample runs/a --count 16 --reconstruct --out reconstructions.png
 """
+
+
+_MOST = 10_000  # a picture of more would show nothing
 
 
 def parser() -> Parser:
@@ -29,8 +33,10 @@ def parser() -> Parser:
 
 
 def run(options: Namespace) -> int:
-    if options.count < 1:
-        raise DohyoError(f"--count is {options.count}; it must be at least 1")
+    if not 1 <= options.count <= _MOST:
+        raise DohyoError(f"--count is {options.count}; it must be from 1 to {_MOST}")
+    check_seed("--seed", options.seed)
+    check_picture(options.out)
     trained = DensityRun.open(options.run)
     model: Any = trained.trained()
     needed, data = "reconstruct" if options.reconstruct else "sample_mean", trained.data

@@ -19,6 +19,7 @@ import dohyo
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
 from dohyo.lab.folder import beyond_verdict
+from dohyo.lab.texts import load_yaml
 from dohyo.names import named
 
 
@@ -119,6 +120,6 @@ def estimator_from(name: str, cost: float, max_terms: int | None = None) -> dohy
     if not name.endswith((".json", ".yaml", ".yml")):
         return named(ESTIMATORS, name, "estimator").at_cost(cost, max_terms)
     try:
-        return dohyo.from_dict(yaml.safe_load(Path(name).read_text(encoding="utf-8")))
+        return dohyo.from_dict(load_yaml(Path(name).read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError, DohyoError, TypeError) as error:  # TypeError: such as a text for m
         raise DohyoError(f"{name}: {error}") from error

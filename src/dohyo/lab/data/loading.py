@@ -1,15 +1,18 @@
-"""`load`: a data set by its name, or from a user's file."""
+"""`load`: a data set by its name, or from a user's file or folder."""
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 
 from dohyo.errors import DohyoError, whole
-from dohyo.lab.data.dataset import SPLITS, Dataset, Kind, check_array, from_arrays, random_state
-from dohyo.lab.data.mirrors import Progress
+from dohyo.lab.data.dataset import SPLITS, Dataset, Kind, Source, check_array, from_arrays, random_state
+from dohyo.lab.data.images import read_images
 from dohyo.lab.data.public import SETS
 from dohyo.lab.data.readers import Arrays, read_numpy
+from dohyo.lab.data.tables import Table, read_csv, read_parquet
 from dohyo.names import named, nearest
 
 NAMES = tuple(SETS)
@@ -22,38 +25,72 @@ def load(
     kind: Kind | Literal["auto"] = "auto",
     seed: int = 0,
     *,
-    progress: Progress | None = None,
+    white: float | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> Dataset:
-    """A data set by its name, or from a .npy or .npz file.
+    """A data set by its name, or from a user's file or folder.
 
     Args:
-        name: digits, mnist, mnist-static, omniglot, or the path of a file.
+        name: digits, mnist, mnist-static, omniglot; a .npy, .npz, .csv or .parquet file; or a folder of images.
         data_dir: The folder of the named sets; by default DOHYO_DATA, or a cache that is filled from the network.
         kind: binary, grey or real; auto depends on the values.
         seed: For splitting a single array, and for the binarisation of validation and test data.
-        progress: Called during a download with the bytes done and the total, or None if the mirror does not give it.
+        white: The grey value that is white, by which grey data are divided; by default 1, 255, or an error if it is unclear.
+        shape: The shape of one datum if it is not the file's own, such as (1, 8, 8) for a table with 64 columns.
 
     Example:
         >>> load("digits", kind="real").kind
         'real'
         >>> load("digit")
         Traceback (most recent call last):
-        dohyo.DohyoError: unknown data set 'digit': did you mean 'digits'? the names are digits, ..., or a .npy or .npz file
+        dohyo.DohyoError: unknown data set 'digit': did you mean 'digits'? the names are digits, ...; your own is a file ...
     """
     named(dict.fromkeys(["auto", *get_args(Kind)]), kind, "kind of data")
     whole("the seed of the data", seed, 0)
     path = Path(name).expanduser()
-    if name not in SETS and path.suffix not in (".npy", ".npz"):
-        if path.is_file():
-            raise DohyoError(f"{name}: the ending must be .npy or .npz; save an array with numpy.save")
-        raise DohyoError(f"unknown data set {name!r}: {nearest(name, SETS)}, or a .npy or .npz file")
-    if name not in SETS and not path.is_file():
-        raise DohyoError(f"{path}: there is no such file")
-    arrays = SETS[name](data_dir, progress) if name in SETS else None
+    images = SETS[name](data_dir) if name in SETS else None
+    read = _reader(name, path) if images is None else None
     try:
-        return from_arrays(path.name, _split(read_numpy(path, _splits), seed) if arrays is None else arrays, kind, seed)
+        source = _divided(read(path), seed) if read else Source(_as_images(images or {}))
+        return from_arrays(path.name, source, kind, seed, white, shape)
     except DohyoError as error:
         raise DohyoError(f"{path}: {error}") from error
+
+
+def _reader(name: str, path: Path) -> Callable[[Path], Source]:
+    """What reads a user's file or folder."""
+    if name and path.is_dir():
+        return lambda folder: Source(read_images(folder), white=255)
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix not in _READERS:
+        raise DohyoError(f"{name}: the ending must be {', '.join(_READERS)}; or give a folder of images")
+    if path.is_file():
+        return _READERS[suffix]
+    if suffix or path.name != name:
+        raise DohyoError(f"{path}: there is no such file or folder")
+    raise DohyoError(f"unknown data set {name!r}: {nearest(name, SETS)}; your own is a file ({', '.join(_READERS)}) or a folder")
+
+
+def _table(read: Callable[[Path], Table]) -> Callable[[Path], Source]:
+    def source(path: Path) -> Source:
+        numbers, columns = read(path)
+        return Source({"the table": numbers}, columns=columns)
+
+    return source
+
+
+_READERS: dict[str, Callable[[Path], Source]] = {
+    ".npy": lambda path: Source(read_numpy(path, _splits)),
+    ".npz": lambda path: Source(read_numpy(path, _splits)),
+    ".csv": _table(read_csv),
+    ".tsv": _table(read_csv),
+    ".parquet": _table(read_parquet),
+}
+
+
+def _as_images(arrays: Arrays) -> Arrays:
+    """(n, height, width) with a dimension for the one channel, as convolutions expect it."""
+    return {split: array[:, None] for split, array in arrays.items()}
 
 
 def _splits(names: list[str]) -> list[str]:
@@ -61,12 +98,13 @@ def _splits(names: list[str]) -> list[str]:
     return [split for split in SPLITS if split in names] if {"train", "test"} <= set(names) else names
 
 
-def _split(arrays: Arrays, seed: int) -> Arrays:
-    """The splits in a user's file; those that it lacks are a tenth of the data each, chosen at random."""
+def _divided(source: Source, seed: int) -> Source:
+    """The splits of a user's data; those that are missing are a tenth of the data each, chosen at random."""
+    arrays = dict(source.arrays)
     if len(arrays) != 1 and not {"train", "test"} <= set(arrays):
         raise DohyoError(f"holds {len(arrays)} arrays ({', '.join(arrays)}); keep one, or name them train, valid and test")
     for key, array in arrays.items():
-        check_array(key, array)
+        check_array(key, array, source.columns)
     if len(arrays) == 1:
         arrays = {"train": next(iter(arrays.values()))}
     x = arrays["train"]
@@ -76,5 +114,5 @@ def _split(arrays: Arrays, seed: int) -> Arrays:
     missing = [split for split in SPLITS if split not in arrays]
     for split in missing:
         chosen, order = np.split(order, [len(x) // 10])
-        arrays = arrays | {split: x[chosen]}
-    return arrays | {"train": x[order]} if missing else arrays
+        arrays[split] = x[chosen]
+    return dataclasses.replace(source, arrays=arrays | {"train": x[order]} if missing else arrays)

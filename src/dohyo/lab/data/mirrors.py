@@ -3,14 +3,12 @@
 import http.client
 import os
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dohyo.errors import DohyoError
 from dohyo.files import replacing
 from dohyo.lab.data.readers import Arrays, Reader, UnusableError, decoded
-
-Progress = Callable[[int, int | None], None]
 
 _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 _STATIC = tuple(f"{scheme}://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/" for scheme in ("https", "http"))
@@ -41,7 +39,7 @@ def data_folder(data_dir: Path | None) -> tuple[Path, bool]:
     return folder, False
 
 
-def find(readers: Mapping[str, Reader], data_dir: Path | None, progress: Progress | None = None) -> Arrays:
+def find(readers: Mapping[str, Reader], data_dir: Path | None) -> Arrays:
     """The content of the first of several equivalent files that exists; a download if none does and the folder is the cache.
 
     `readers` maps paths below the data folder to their readers.
@@ -57,22 +55,18 @@ def find(readers: Mapping[str, Reader], data_dir: Path | None, progress: Progres
     if not is_cache:
         raise DohyoError(f"{folder}: {' or '.join(readers)} is missing; put it there, or give no folder to download it")
     relative = next(relative for relative in readers if relative in MIRRORS)
-    return download(folder / relative, MIRRORS[relative], readers[relative], progress)
+    return download(folder / relative, MIRRORS[relative], readers[relative])
 
 
-def download(
-    path: Path, addresses: tuple[str, ...], read: Reader, progress: Progress | None = None, timeout: float = TIMEOUT
-) -> Arrays:
+def download(path: Path, addresses: tuple[str, ...], read: Reader, timeout: float = TIMEOUT) -> Arrays:
     """Fill `path` from the first address that sends a complete and valid file, and return its content."""
     failures = []
     for address in addresses:
         try:
             with replacing(path) as temporary:
                 with temporary.open("wb") as file:
-                    for chunk, total in _stream(address, timeout):
+                    for chunk in _stream(address, timeout):
                         file.write(chunk)
-                        if progress is not None:
-                            progress(file.tell(), total)
                 return decoded(read, temporary)
         except UnusableError as error:
             failures.append(f"{address} {error}")
@@ -81,8 +75,8 @@ def download(
     raise DohyoError(f"{path}: could not be downloaded: {', '.join(failures)}; {_FIX}")
 
 
-def _stream(address: str, timeout: float) -> Iterator[tuple[bytes, int | None]]:
-    """The bytes at an address in chunks, each with the total; failures of the network are UnusableError."""
+def _stream(address: str, timeout: float) -> Iterator[bytes]:
+    """The bytes at an address in chunks; failures of the network are UnusableError."""
     request = urllib.request.Request(address, headers={"User-Agent": "dohyo"})
     done, total = 0, None
     try:
@@ -91,7 +85,7 @@ def _stream(address: str, timeout: float) -> Iterator[tuple[bytes, int | None]]:
             total = int(length) if length else None
             while chunk := response.read(_CHUNK):
                 done += len(chunk)
-                yield chunk, total
+                yield chunk
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise UnusableError(f"failed ({str(error).strip('<>')})") from error
     if total is not None and done != total:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dohyo.errors import DohyoError
+from dohyo.lab.data.claims import check_claims
 
 Arrays = dict[str, NDArray[Any]]
 Reader = Callable[[Path], Arrays]
@@ -42,6 +43,7 @@ def read_numpy(path: Path, choose: Callable[[list[str]], list[str]]) -> Arrays:
             if not file.read(6).startswith((b"\x93NUMPY", b"PK")):  # NumPy would advise to load it as a pickle
                 raise DohyoError("it does not begin like a .npy or .npz file")
             file.seek(0)
+            check_claims(path, choose)
             loaded: Any = np.load(file, allow_pickle=False)
             return {"the array": loaded} if isinstance(loaded, np.ndarray) else {key: loaded[key] for key in choose(loaded.files)}
 

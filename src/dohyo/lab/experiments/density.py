@@ -1,9 +1,10 @@
 """Density modelling: the paper's first experiment, and what a practitioner does with their own data."""
 
+import contextlib
 import dataclasses
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +14,13 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.annealing import Annealed
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed, reporting
 from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
-from dohyo.files import plain
-from dohyo.lab.data import Dataset, load
+from dohyo.files import plain, resolved
+from dohyo.lab.data import NAMES, Dataset, load
 from dohyo.lab.evaluations import save_evaluation
-from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator, silent
+from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
 from dohyo.lab.folder import (
@@ -33,67 +34,75 @@ from dohyo.lab.folder import (
     write_result,
 )
 from dohyo.lab.training import LoopConfig
-from dohyo.lab.training.config import RESUMABLE
+from dohyo.lab.training.config import option
 from dohyo.lab.training.loop import Diverged, check
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData, size_of
 from dohyo.models import build
+from dohyo.models.registry import takes
 from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
 DataKind = Literal["auto", "binary", "grey", "real"]
+_MOST_REPLICAS, _MOST_TERMS, _LARGEST_DATUM = 1000, 100_000, 2**20
 Clip = float | Literal["auto"] | None
 
 
 @dataclass
 class DensityConfig(EstimatorConfig, LoopConfig):
-    """A run of density modelling.
+    """A run of density modelling."""
 
-    Attributes:
-        data: What to train on, by name, or a .npy or .npz file.
-        data_dir: The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.
-        data_kind: How to read a file's numbers.
-        data_seed: The seed of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas
-            share it.
-        model: The model by name, or your own nn.Module as package.module:Class.
-        init_from: The folder of a run whose best parameters this one begins with; of replicas, each with its own.
-        anneal: The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own;
-            `cost` counts chains. 0 for samples of the encoder.
-        estimator: What theta follows; by default sumo, and iwae over chains.
-        cost: The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 2
-            chains.
-        max_terms: The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit.
-        encoder: What phi follows; by default same for bounds, and dreg for unbiased estimators and chains.
-        k_draw: How often K is drawn.
-        baseline: What the square of the estimate is taken about, with encoder variance.
-        clip_datum: The largest sum of one datum's coefficients; null for no such clipping.
-        clip_decoder: The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators.
-        clip_encoder: The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.
-        test_terms: The test NLL is by IWAE with this many terms.
-        replicas: How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean
-            and spread. Each has its own data order and noise; K is common to all.
-    """
-
-    data: str = "digits"
-    data_dir: Path | None = field(default=None, metadata=RESUMABLE)
-    data_kind: DataKind = "auto"
-    data_seed: int | None = None
-    model: str = "vae"
+    data: str = option("digits", "What to train on: a name; a .npy, .npz, .csv or .parquet file; or a folder of images.")
+    data_dir: Path | None = option(
+        None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
+    )
+    data_kind: DataKind = option("auto", "What the numbers of a file are.")
+    data_white: float | None = option(
+        None, "The grey value that is white, such as 16; needed where whole numbers do not reach 255."
+    )
+    data_shape: str | None = option(None, "The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.")
+    data_seed: int | None = option(
+        None,
+        "The seed of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.",
+    )
+    model: str = option("vae", "The model by name, or package.module:name, your own nn.Module or a function that returns one.")
     latent: int = 50
-    init_from: Path | None = None
-    anneal: int = 0
-    estimator: str | None = None  # type: ignore[assignment]  # a name once it is made
-    cost: float | None = None  # type: ignore[assignment]
-    max_terms: int | None = None
-    encoder: Encoder | None = None
-    k_draw: KDraw = "batch"
-    baseline: Baseline = "zero"
-    clip_datum: float | None = None
-    clip_decoder: Clip = "auto"  # type: ignore[assignment]  # a number or None once it is made
-    clip_encoder: Clip = "auto"  # type: ignore[assignment]
-    test_terms: int = field(default=5000, metadata=RESUMABLE)
-    replicas: int = 1
+    init_from: Path | None = option(
+        None, "The folder of a run whose best parameters this one begins with; of replicas, each with its own."
+    )
+    anneal: int = option(
+        0,
+        "The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own; `cost` "
+        "counts chains. 0 for samples of the encoder.",
+    )
+    estimator: str | None = option(  # type: ignore[assignment]  # a name once it is made
+        None,
+        "What theta follows; by default sumo, and iwae over chains.",
+    )
+    cost: float | None = option(  # type: ignore[assignment]
+        None,
+        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 2 chains.",
+    )
+    max_terms: int | None = option(
+        None, "The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit."
+    )
+    encoder: Encoder | None = option(
+        None, "What phi follows; by default same for bounds, and dreg for unbiased estimators and chains."
+    )
+    k_draw: KDraw = option("batch", "How often K is drawn.")
+    baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
+    clip_datum: float | None = option(None, "The largest sum of one datum's coefficients; null for no such clipping.")
+    clip_decoder: Clip = option(
+        "auto", "The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators."
+    )  # type: ignore[assignment]  # a number or None once it is made
+    clip_encoder: Clip = option("auto", "The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.")  # type: ignore[assignment]
+    test_terms: int = option(5000, "The test NLL is by IWAE with this many terms.", resume=True)
+    replicas: int = option(
+        1,
+        "How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean and "
+        "spread. Each has its own data order and noise; K is common to all.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,12 +111,18 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             raise DohyoError(f"anneal is {self.anneal}; it must be a number of leapfrogs, or 0 for samples of the encoder")
         self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
         self.cost = self.cost if self.cost is not None else 2.0 if self.anneal else 15.0
+        if self.replicas > _MOST_REPLICAS:
+            raise DohyoError(f"replicas is {self.replicas}; it must be at most {_MOST_REPLICAS}: start several commands for more")
+        if self.max_terms is not None and self.max_terms > _MOST_TERMS:
+            raise DohyoError(f"max_terms is {self.max_terms}; it must be at most {_MOST_TERMS}, or null for no limit")
+        check_seed("data_seed", self.data_seed)
         if self.data_dir is not None:
-            self.data_dir = self.data_dir.resolve()
+            self.data_dir = resolved(self.data_dir)
         if self.init_from is not None:
-            self.init_from = self.init_from.resolve()
-        if Path(self.data).suffix:  # a file: found again from another folder
-            self.data = str(Path(self.data).resolve())
+            self.init_from = resolved(self.init_from)
+        if self.data not in NAMES and resolved(Path(self.data).expanduser()).exists():  # found again from another folder
+            self.data = str(resolved(Path(self.data).expanduser()))
+        _sizes(self.data_shape)
         objective = self.objective()
         bound = objective.estimator.depth_law.cap == 0  # a fixed number of terms
         if self.program == "captured" and self.k_draw == "datum" and not bound:
@@ -125,14 +140,20 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         return MaximumLikelihood(estimator, encoder, self.k_draw, self.baseline, self.clip_datum)
 
     def dataset(self) -> Dataset:
-        return load(self.data, self.data_dir, self.data_kind, self.seed if self.data_seed is None else self.data_seed)
+        """The data as the model gets them: flat if the model is built with their size, `data`, and else in their own shape."""
+        seed, shape = self.seed if self.data_seed is None else self.data_seed, _sizes(self.data_shape)
+        data = load(self.data, self.data_dir, self.data_kind, seed, white=self.data_white, shape=shape)
+        return data.flat() if takes(self.model, "data") and not takes(self.model, "shape") else data
 
     def build_model(self, data: Dataset) -> nn.Module:
         """The model with its initial parameters, which depend on the seed."""
         torch.manual_seed(self.seed)
         likelihood = "gaussian" if data.kind == "real" else "bernoulli"
-        size = data.train.shape[1]
-        model = build(self.model, data=size, hidden=self.hidden, latent=self.latent, likelihood=likelihood)
+        size = math.prod(data.shape)
+        if size > _LARGEST_DATUM and ":" not in self.model:
+            raise DohyoError(f"one datum has {size} numbers, and {self.model} takes at most {_LARGEST_DATUM}; use fewer columns")
+        known = {"data": size, "hidden": self.hidden, "latent": self.latent, "likelihood": likelihood}
+        model = build(self.model, **known, **({"shape": data.shape} if takes(self.model, "shape") else {}))
         start_from = getattr(model, "start_from", None)
         if start_from is not None:
             start_from(data.train)
@@ -161,10 +182,13 @@ class DensityRun(Run[DensityConfig]):
         return OnData(self.data) if self.of is None else self.of.task  # replicas share it: the data are in memory once
 
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
-        model, objective = self.config.build_model(self.data), self.config.objective()
-        if self.config.init_from is not None and not (self.folder / CHECKPOINT).exists():
-            begin_with(unannealed(model), self.config.init_from)
-        check(model, objective, self.data.train_batch(torch.arange(min(2, len(self.data.train)))))
+        config, x = self.config, self.data.train_batch(torch.arange(min(2, len(self.data.train))))
+        objective = config.objective()
+        with contextlib.nullcontext() if ":" not in config.model else reporting(_failed(config.model, x)):
+            model = config.build_model(self.data)
+            if config.init_from is not None and not (self.folder / CHECKPOINT).exists():
+                begin_with(unannealed(model), config.init_from)
+            check(model, objective, x)
         return model, self.task, objective
 
     @cached_property
@@ -195,9 +219,13 @@ class DensityRun(Run[DensityConfig]):
             raise DohyoError(f"{self.folder} holds {len(self.replicas)} replicas; name one of them: {self.replicas[0].folder}")
         return unannealed(super().trained())
 
-    def train(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:
+    @property
+    def folders(self) -> list[Path]:
+        return [self.folder, *(replica.folder for replica in self.replicas)]
+
+    def _train(self, fabric: Fabric, on_epoch: OnEpoch, on_test: OnTest) -> dict[str, Any]:
         if not self.replicas:
-            return super().train(fabric, lambda record: on_epoch({**record, "notices": _not_captured(record)}), on_test)
+            return super()._train(fabric, lambda record: on_epoch({**record, "notices": _not_captured(record)}), on_test)
         if fabric.is_global_zero:
             self.write_config()
         serial, lost = [], {}
@@ -364,6 +392,22 @@ def evaluate_over_processes(
     whole = summarise(values, estimator, sum(part.cost for part in parts), khat, annealed=annealed)
     together = math.hypot(*noise) / len(data) if len(noise) == len(parts) else None
     return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
+
+
+def _sizes(text: str | None) -> tuple[int, ...] | None:
+    """(1, 28, 28) from 1x28x28."""
+    if text is None:
+        return None
+    sizes = text.lower().split("x")
+    if not all(size.isascii() and size.isdigit() and 0 < int(size) < 10**9 for size in sizes):
+        raise DohyoError(f"data_shape is {text!r}; write the sizes of a datum with an x between them, such as 1x28x28 or 784")
+    return tuple(map(int, sizes))
+
+
+def _failed(model: str, x: Tensor) -> str:
+    """What is said if a user's model raises an error; {} stands for the error."""
+    sizes = "x".join(map(str, x.shape[1:]))
+    return f"{model} raised {{}} with x {tuple(x.shape)}; if x has the wrong shape, change --data-shape from {sizes}"
 
 
 def _not_captured(record: dict[str, Any]) -> list[str]:

@@ -13,14 +13,15 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed
 from dohyo.estimators import ESTIMATORS
 from dohyo.evaluation import isolated
+from dohyo.files import resolved
 from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator
 from dohyo.lab.folder import LEARNING_CURVES, read_records
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
 from dohyo.lab.training import DrawsConfig
-from dohyo.lab.training.config import RESUMABLE, Decay, Optimiser, Progress
+from dohyo.lab.training.config import Decay, Optimiser, Progress, option
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import State, load_checkpoint
 from dohyo.lab.training.tasks import OnDraws, Record
@@ -37,58 +38,51 @@ Baseline = Literal["leave-one-out", "none"]
 
 @dataclass
 class QPBOConfig(EstimatorConfig, DrawsConfig):
-    """A run of policy optimisation.
-
-    Attributes:
-        variables: The number of bits of a random problem, or of your own reward.
-        instance: A problem from a file: OR-Library's bqp, .qubo or Gset.
-        index: Which problem of a file that holds several, from 1.
-        reward: Your own function as package.module:function, of x (n, d) of 0 and 1.
-        instance_seed: The seed of a random problem's weights, uniform in [-1, 1].
-        policy: The distribution of x that is trained.
-        estimator: What estimates the latent policy's log p(x).
-        cost: The expected number of log-weights of one estimate, as near as the estimator can come; with entropy each step
-            makes two for each sample.
-        encoder: What phi follows, in the latent policy.
-        k_draw: How often K is drawn.
-        entropy: The weight of the policy's entropy against the reward after scaling.
-        entropy_decay: Whether the weight of the entropy falls.
-        scale: What rewards are divided by; auto is their standard deviation under uniform x.
-        baseline: What is subtracted from a sample's reward.
-        restarts: How many times a new policy is trained, each on its share of the steps; the best of all samples counts.
-            Steps that are added later continue the last training.
-    """
+    """A run of policy optimisation."""
 
     batch_size: int = 100
     optimiser: Optimiser = "adam"
     epsilon: float = 1e-3
-    steps: int = field(default=5_000, metadata=RESUMABLE)
+    estimator: str = option("sumo", "What estimates the latent policy's log p(x).")
+    cost: float = option(
+        15.0,
+        "The expected number of log-weights of one estimate, as near as the estimator can come; with entropy each step makes "
+        "two for each sample.",
+    )
+    steps: int = option(5_000, resume=True)
     check_every: int = 100
     decay: Decay = "none"
-    variables: int | None = None
-    instance: Path | None = field(default=None, metadata=RESUMABLE)
-    index: int | None = None
-    reward: str | None = None
-    instance_seed: int = 0
-    policy: PolicyName = "latent"
-    encoder: SamplingEncoder | None = None
-    k_draw: KDraw = "datum"
-    entropy: float = 0.0
-    entropy_decay: Decay = "none"
-    scale: float | Literal["auto"] = "auto"
-    baseline: Baseline = "leave-one-out"
-    restarts: int = 1
+    variables: int | None = option(None, "The number of bits of a random problem, or of your own reward.")
+    instance: Path | None = option(None, "A problem from a file: OR-Library's bqp, .qubo or Gset.", resume=True)
+    index: int | None = option(None, "Which problem of a file that holds several, from 1.")
+    reward: str | None = option(None, "Your own function as package.module:function, of x (n, d) of 0 and 1.")
+    instance_seed: int = option(0, "The seed of a random problem's weights, uniform in [-1, 1].")
+    policy: PolicyName = option("latent", "The distribution of x that is trained.")
+    encoder: SamplingEncoder | None = option(None, "What phi follows, in the latent policy.")
+    k_draw: KDraw = option("datum", "How often K is drawn.")
+    entropy: float = option(0.0, "The weight of the policy's entropy against the reward after scaling.")
+    entropy_decay: Decay = option("none", "Whether the weight of the entropy falls.")
+    scale: float | Literal["auto"] = option(
+        "auto", "What rewards are divided by; auto is their standard deviation under uniform x."
+    )
+    baseline: Baseline = option("leave-one-out", "What is subtracted from a sample's reward.")
+    restarts: int = option(
+        1,
+        "How many times a new policy is trained, each on its share of the steps; the best of all samples counts. Steps that are "
+        "added later continue the last training.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("hidden", "latent", "restarts")
+        check_seed("instance_seed", self.instance_seed)
         named(ESTIMATORS, self.estimator, "estimator")  # checked even where the policy needs none
         if self.restarts > self.steps:
             raise DohyoError(f"restarts is {self.restarts}, more than the {self.steps} steps; each training needs at least one")
         if self.scale != "auto" and not 0 < self.scale < math.inf:
             raise DohyoError(f"scale is {self.scale}; it must be positive and finite")
         if self.instance is not None:
-            self.instance = self.instance.resolve()
+            self.instance = resolved(self.instance)
         if (self.instance is not None) + (self.reward is not None) + (self.instance_seed != 0) > 1:
             raise DohyoError("give one problem: --instance FILE, --reward package.module:function, or --variables N alone")
         if self.instance is None and self.variables is None:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estima
 from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
 from dohyo.lab.training import DrawsConfig
-from dohyo.lab.training.config import RESUMABLE, Optimiser, Progress
+from dohyo.lab.training.config import Optimiser, Progress, option
 from dohyo.lab.training.loop import check as check_objective
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import OnDraws, Record
@@ -38,41 +38,38 @@ Baseline = Literal["zero", "target"]
 
 @dataclass
 class ReverseKLConfig(EstimatorConfig, DrawsConfig):
-    """A run of reverse KL.
-
-    Attributes:
-        target: The density to fit, by name, or your own log-density as package.module:function.
-        dimension: The number of dimensions of your own target.
-        encoder: What phi follows; by default same for bounds and sleep for unbiased estimators.
-        k_draw: How often K is drawn.
-        paths: The parts of theta's gradient that are kept.
-        baseline: What the square of the estimate is taken about, with encoder variance.
-        on_divergence: What to do when the encoder is lost or the estimate has left the truth at two checks in a row.
-        check_draws: Draws in a check of the true divergence.
-        check_terms: Samples of the encoder for each draw in a check.
-        test_draws: Draws in the last check.
-        test_terms: Samples of the encoder for each draw in the last check.
-        anneal: Leapfrogs of the chains that take their place in the last check, as many as cost the same evaluations; 0 for none.
-    """
+    """A run of reverse KL."""
 
     batch_size: int = 100
     optimiser: Optimiser = "adam"
     learning_rate: float = 5e-4
     beta2: float = 0.99
     epsilon: float = 1e-8
-    target: str = "funnel"
-    dimension: int | None = None
-    encoder: SamplingEncoder | None = None
-    k_draw: KDraw = "datum"
-    paths: Paths | None = None
-    baseline: Baseline = "zero"
-    on_divergence: Literal["stop", "continue"] = field(default="stop", metadata=RESUMABLE)
-    max_rows: int = field(default=10_000, metadata=RESUMABLE)
-    check_draws: int = 500
-    check_terms: int = 1000
-    test_draws: int = field(default=4000, metadata=RESUMABLE)
-    test_terms: int = field(default=2000, metadata=RESUMABLE)
-    anneal: int = field(default=0, metadata=RESUMABLE)
+    target: str = option(
+        "funnel",
+        "funnel, banana, mixture, ring, eight-schools, eight-schools-centred, o-rings, autoregressive, or your own log-density "
+        "as package.module:function.",
+    )
+    dimension: int | None = option(None, "The number of dimensions of your own target.")
+    encoder: SamplingEncoder | None = option(
+        None, "What phi follows; by default same for bounds and sleep for unbiased estimators."
+    )
+    k_draw: KDraw = option("datum", "How often K is drawn.")
+    paths: Paths | None = option(None, "The parts of theta's gradient that are kept.")
+    baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
+    on_divergence: Literal["stop", "continue"] = option(
+        "stop", "What to do when the encoder is lost or the estimate has left the truth at two checks in a row.", resume=True
+    )
+    max_rows: int = option(10_000, resume=True)
+    check_draws: int = option(500, "Draws in a check of the true divergence.")
+    check_terms: int = option(1000, "Samples of the encoder for each draw in a check.")
+    test_draws: int = option(4000, "Draws in the last check.", resume=True)
+    test_terms: int = option(2000, "Samples of the encoder for each draw in the last check.", resume=True)
+    anneal: int = option(
+        0,
+        "Leapfrogs of the chains that take their place in the last check, as many as cost the same evaluations; 0 for none.",
+        resume=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,8 @@
 """A run in its folder, whatever the task: the config first, then checkpoint, records, result and pictures."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +11,26 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from lightning_fabric import Fabric
 from torch import nn
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, reporting
 from dohyo.estimators import ESTIMATORS, Estimator, to_dict
-from dohyo.files import plain
-from dohyo.lab.folder import CONFIG, SCHEMA_VERSION, read_config, read_result, versions, write_config, write_result
+from dohyo.files import plain, remove_leftovers
+from dohyo.lab.folder import (
+    CHECKPOINT,
+    CONFIG,
+    METRICS,
+    RESULT,
+    SCHEMA_VERSION,
+    read_config,
+    read_result,
+    versions,
+    write_config,
+    write_result,
+)
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training import train
-from dohyo.lab.training.config import Progress, StepConfig
-from dohyo.lab.training.state import load_checkpoint
+from dohyo.lab.training.config import Options, StepConfig, option
+from dohyo.lab.training.locks import only_writer
+from dohyo.lab.training.state import load_checkpoint, load_progress
 from dohyo.names import named
 
 C = TypeVar("C", bound=StepConfig)
@@ -26,20 +39,13 @@ OnTest = Callable[[int, int], None]
 
 
 @dataclass
-class EstimatorConfig:
-    """The size of the latent-variable model, and the estimator of its log p(x).
+class EstimatorConfig(Options):
+    """The size of the latent-variable model, and the estimator of its log p(x)."""
 
-    Attributes:
-        hidden: Units in each hidden layer.
-        latent: Latent dimensions.
-        estimator: What theta follows.
-        cost: The expected number of log-weights for each estimate, as near as the estimator can come.
-    """
-
-    hidden: int = 200
-    latent: int = 20
-    estimator: str = "sumo"
-    cost: float = 15.0
+    hidden: int = option(200, "Units in each hidden layer.")
+    latent: int = option(20, "Latent dimensions.")
+    estimator: str = option("sumo", "What theta follows.")
+    cost: float = option(15.0, "The expected number of log-weights for each estimate, as near as the estimator can come.")
 
     def make_estimator(self, max_terms: int | None = None) -> Estimator:
         return named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, max_terms)
@@ -104,7 +110,7 @@ class Run(ABC, Generic[C]):
         result = self.result
         if result is None:
             return False
-        progress = Progress(**load_checkpoint(self.folder)["numbers"])
+        progress = load_progress(self.folder)
         tested = all(result.get(name, now) == now for name in self.tested_by for now in [getattr(self.config, name)])
         return self.config.over(progress) and result.get(self.length) == getattr(progress, self.config.unit) and tested
 
@@ -120,6 +126,28 @@ class Run(ABC, Generic[C]):
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
         """Test the trained model, plot the pictures, and return the result's own keys; on every process."""
 
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that the run writes to."""
+        return [self.folder]
+
+    @contextmanager
+    def writing(self, fabric: Fabric) -> Iterator[None]:
+        """Be the only process that writes to the run's folders, and remove what killed ones have left there."""
+        with only_writer(*self.folders, fabric=fabric):
+            for folder in self.folders if fabric.is_global_zero else ():
+                remove_leftovers(folder)
+            yield
+
+    def check_new(self) -> None:
+        """A DohyoError if the folder holds a run, or parts of one: they would be mixed with the new one's."""
+        if (self.folder / CONFIG).exists():
+            again = f"dohyo {self.command} --resume {self.folder}"
+            raise DohyoError(f"{self.folder} already holds a run; continue it ({again}), or choose another --out")
+        foreign = [name for folder in self.folders for name in (CHECKPOINT, METRICS, RESULT) if (folder / name).exists()]
+        if foreign:
+            raise DohyoError(f"{self.folder} holds {foreign[0]} of another run, without its {CONFIG}; choose another --out")
+
     def check(self, fabric: Fabric) -> None:
         """A DohyoError for anything that can be found wrong before the first file is written."""
         if self.config.batch_size < fabric.world_size:
@@ -133,24 +161,37 @@ class Run(ABC, Generic[C]):
     def trained(self) -> nn.Module:
         """The best model so far."""
         model = self.parts[0]
-        try:
-            model.load_state_dict(load_checkpoint(self.folder)["best"])
-        except RuntimeError as error:
-            raise DohyoError(f"{self.folder}: the checkpoint does not fit the model of {CONFIG} ({error})") from error
+        best = load_checkpoint(self.folder)["best"]
+        with reporting(f"{self.folder}: the checkpoint does not fit the model of {CONFIG} ({{}})"):
+            model.load_state_dict(best)
         return model
 
     def complete(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:
         """The result; the run is finished first if it is not yet."""
         result = self.result if self.finished else None
-        return self.train(fabric, on_epoch, on_test) if result is None else result
+        if result is not None:
+            return result
+        with self.writing(fabric):
+            result = self.result if self.finished else None  # another process may have finished it by now
+            return self._train(fabric, on_epoch, on_test) if result is None else result
 
     def train(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:
         """Train from where the folder stands, test the best parameters, write the result and the pictures."""
-        if fabric.is_global_zero:
-            self.write_config()  # its length may have changed
+        with self.writing(fabric):
+            return self._train(fabric, on_epoch, on_test)
+
+    def _train(self, fabric: Fabric, on_epoch: OnEpoch, on_test: OnTest) -> dict[str, Any]:
         model, task, objective = self.parts
+        resumed = (self.folder / CHECKPOINT).exists()  # then the config is written, with its new length, once that has been read
+        if fabric.is_global_zero and not resumed:
+            self.write_config()
         for record in train(model, task, objective, self.config, self.folder, fabric):
+            if fabric.is_global_zero and resumed:
+                self.write_config()
+                resumed = False
             on_epoch(record)
+        if fabric.is_global_zero and resumed:
+            self.write_config()
         found = self.finish(fabric, on_test)
         numbers = load_checkpoint(self.folder)["numbers"]
         result: dict[str, Any] = plain({

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dohyo.errors import DohyoError
-from dohyo.files import plain, replacing
+from dohyo.files import output_file, plain, replacing
 
 SMALL = 8  # points
 FEW = 40  # points of a curve that are still shown as dots
@@ -28,6 +28,8 @@ Records = Sequence[dict[str, Any]]
 def check_picture(path: Path) -> None:
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise DohyoError(f"{path}: the ending of a picture must be .png, .pdf or .svg")
+    for each in (path, path.with_suffix(".json")):
+        output_file(each)
 
 
 def write_picture(figure: Figure, numbers: dict[str, Any], path: Path) -> None:

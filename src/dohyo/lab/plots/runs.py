@@ -80,7 +80,7 @@ def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int
     Ones in the shape are dropped. (3, height, width) and (height, width, 3) are colours; anything else is plotted as lines.
 
     Args:
-        images: (n, size of the shape), such as `model.sample_mean(64)`.
+        images: (n, *shape) or flat, (n, d), such as `model.sample_mean(64)`.
         columns: How many in a row; by default the grid is about square, with four to eight line plots in a row.
     """
     values = _values(images, shape, "images")
@@ -97,7 +97,7 @@ def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, .
     """Each datum with its reconstruction under it.
 
     Args:
-        x, reconstructions: (n, size of the shape).
+        x, reconstructions: (n, *shape) or flat, (n, d).
         shape: (height, width) for images, (length,) for line plots; others as for `plot_images`.
     """
     above, below = _values(x, shape, "x"), _values(reconstructions, shape, "reconstructions")
@@ -113,15 +113,18 @@ def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, .
 
 
 def _array(images: Tensor) -> Array:
-    return images.detach().cpu().double().numpy()
+    """(n, size of a datum)."""
+    return images.detach().cpu().double().flatten(1).numpy()
 
 
 def _values(images: Tensor, shape: tuple[int, ...], name: str) -> Array:
     """(n, length), (n, height, width) or (n, height, width, 3), NaN where not finite."""
     if not shape or min(shape) < 1:
         raise DohyoError(f"shape is {shape}; it must be (height, width) for images or (length,) for line plots")
-    if images.ndim != 2 or len(images) == 0 or images.shape[1] != math.prod(shape):
-        raise DohyoError(f"{name} are {tuple(images.shape)}, shape {shape} needs (n, {math.prod(shape)}) with n at least 1")
+    if images.ndim < 2 or len(images) == 0 or images.shape[1:].numel() != math.prod(shape):
+        raise DohyoError(
+            f"{name} are {tuple(images.shape)}, shape {shape} needs (n, {math.prod(shape)}) or (n, *shape), n at least 1"
+        )
     flat = _array(images)
     flat = np.where(np.isfinite(flat), flat, math.nan)
     sides = [side for side in shape if side > 1] if len(shape) > 2 else list(shape)

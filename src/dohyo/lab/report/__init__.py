@@ -7,11 +7,13 @@ from pathlib import Path
 from dohyo.errors import DohyoError
 from dohyo.lab.folder import CONFIG, STUDY
 from dohyo.lab.report.entries import Entry
-from dohyo.lab.report.page import write_report
+from dohyo.lab.report.page import check_page, write_report
 from dohyo.lab.report.runs import read_run
 from dohyo.lab.report.studies import read_study
 
-__all__ = ["Entry", "find", "read", "write_report"]
+__all__ = ["Entry", "check_page", "find", "read", "write_report"]
+
+_MOST_FOLDERS = 10_000
 
 
 def read(folder: Path) -> Entry:
@@ -33,7 +35,9 @@ def find(places: Iterable[Path]) -> list[Path]:
     """Every folder below these that holds a study or a run; the folders inside such a folder are parts of it."""
     found = []
     for place in places:
-        for folder, below, files in os.walk(place):
+        for number, (folder, below, files) in enumerate(os.walk(place)):
+            if number > _MOST_FOLDERS:
+                raise DohyoError(f"{place}: has more than {_MOST_FOLDERS} folders below it; name those of studies and runs")
             below.sort()
             if STUDY in files or CONFIG in files:
                 found.append(Path(folder))

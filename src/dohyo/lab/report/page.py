@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 import dohyo
 from dohyo.errors import DohyoError
-from dohyo.files import replacing
+from dohyo.files import output_file, replacing
 from dohyo.lab.report.differences import differences
 from dohyo.lab.report.entries import Entry
 from dohyo.lab.report.grids import Cell, Grid, grid
@@ -29,11 +29,16 @@ def write_report(entries: Sequence[Entry], path: Path) -> None:
     Everything is in the one file: styles, script and pictures. A Content-Security-Policy forbids it to load anything, and to
     run any script but the one that sorts tables, so that nothing in a run's texts can.
     """
-    if path.suffix not in (".html", ".htm"):
-        raise DohyoError(f"{path}: the ending of a page must be .html")
+    check_page(path)
     text = render(entries)
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def check_page(path: Path) -> None:
+    if path.suffix not in (".html", ".htm"):
+        raise DohyoError(f"{path}: the ending of a page must be .html")
+    output_file(path)
 
 
 def render(entries: Sequence[Entry]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from dohyo.errors import DohyoError
+from dohyo.files import resolved
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class Figure:
 def figure(path: Path, title: str, alt: str) -> Figure:
     """The picture, or the .svg of the same name where that is smaller: it is sharper, but huge if it has many points."""
     sharp = path.with_suffix(".svg")
+    for each in (path, sharp):
+        if resolved(each).parent != resolved(path.parent):
+            raise DohyoError(f"{each}: leads out of the folder by a symbolic link; put the picture itself there")
     data, kind, size = path.read_bytes(), "png", _png_size(path)
     if sharp.is_file() and sharp.stat().st_size < len(data):
         data, kind, size = sharp.read_bytes(), "svg+xml", _svg_size(sharp)

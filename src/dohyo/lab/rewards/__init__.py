@@ -3,9 +3,8 @@
 All map x (n, d) of 0 and 1 to (n,), where larger is better; formats of minimisation change their sign when read.
 """
 
-from dohyo.lab.rewards.local_search import descent, polish
 from dohyo.lab.rewards.quadratic import Quadratic, max_cut, random_qpbo
 from dohyo.lab.rewards.readers import load
 from dohyo.lab.rewards.reward import Custom, Reward, reward
 
-__all__ = ["Custom", "Quadratic", "Reward", "descent", "load", "max_cut", "polish", "random_qpbo", "reward"]
+__all__ = ["Custom", "Quadratic", "Reward", "load", "max_cut", "random_qpbo", "reward"]

@@ -68,25 +68,8 @@ class Quadratic(Reward):
     def __call__(self, x: Tensor) -> Tensor:
         self.check(x)
         bits = x.detach().double()
-        return self._joined([((bits @ part) * bits).sum(-1) for part in self._on(x.device)])
-
-    def gain(self, x: Tensor) -> Tensor:
-        """(n, d): the change of R(x) if that bit alone is flipped, as exact as R itself."""
-        self.check(x)
-        bits = x.detach().double()
-        linear, pairs = self.weights.diagonal().to(x.device), []
-        for part in self._on(x.device):
-            above = part.triu(1)
-            pairs.append(bits @ above + bits @ above.T)
-        slope = linear + self._joined(pairs)
-        return torch.where(bits > 0, -slope, slope)
-
-    def _on(self, device: torch.device) -> list[Tensor]:
-        self._parts = [part.to(device) for part in self._parts]  # they stay where the last x was
-        return self._parts
-
-    def _joined(self, values: list[Tensor]) -> Tensor:
-        """The product with the weights, from the products with their parts."""
+        self._parts = [part.to(x.device) for part in self._parts]  # they stay where the last x was
+        values: list[Tensor] = [((bits @ part) * bits).sum(-1) for part in self._parts]
         if self.weights.is_floating_point():
             return values[0]
         *high, low = (value.long() for value in values)

@@ -7,12 +7,13 @@ from typing import Any
 
 from dohyo.errors import DohyoError
 from dohyo.estimators import SUMO
-from dohyo.lab.experiments.density import DensityConfig
+from dohyo.lab.experiments.density import DensityConfig, DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.clipping import plot_clipping
 from dohyo.lab.studies.runs import SHARED_K, train_replicas
 from dohyo.lab.studies.study import Advance, Cell, Row, Study, StudyConfig, save_picture
 from dohyo.lab.studies.verdicts import Contrast, all_below, listed
+from dohyo.lab.training.config import option
 from dohyo.lab.training.loop import Diverged
 from dohyo.objectives import Encoder
 
@@ -23,29 +24,19 @@ _EVERY = 0.99  # a share above this is every step
 
 @dataclass(frozen=True)
 class ClippingConfig(StudyConfig):
-    """The numbers of the study.
+    """The numbers of the study."""
 
-    Attributes:
-        data: What is trained on: mnist, digits, omniglot, or a file.
-        cost: Expected log-weights for each image in a step.
-        encoder: What phi follows; variance is the paper's.
-        norms: The largest norms of theta's gradient; training without clipping is always added.
-        hidden: Units in each hidden layer.
-        latent: Latent dimensions.
-        epochs: At most; training ends earlier if nothing is gained for 300.
-        test_terms: The test NLL is by IWAE with this many terms.
-        replicas: Runs at each norm, with seeds of their own; two or more, for a spread.
-    """
-
-    data: str = "mnist"
-    cost: float = 15.0
-    encoder: Encoder = "variance"
-    norms: tuple[float, ...] = (1, 5, 10, 20, 40, 60, 100, 200, 500)
-    hidden: int = 200
-    latent: int = 50
-    epochs: int = 3500
-    test_terms: int = 5000
-    replicas: int = 3
+    data: str = option("mnist", "What is trained on: mnist, digits, omniglot, or a file.")
+    cost: float = option(15.0, "Expected log-weights for each image in a step.")
+    encoder: Encoder = option("variance", "What phi follows; variance is the paper's.")
+    norms: tuple[float, ...] = option(
+        (1, 5, 10, 20, 40, 60, 100, 200, 500), "The largest norms of theta's gradient; training without clipping is always added."
+    )
+    hidden: int = option(200, "Units in each hidden layer.")
+    latent: int = option(50, "Latent dimensions.")
+    epochs: int = option(3500, "At most; training ends earlier if nothing is gained for 300.")
+    test_terms: int = option(5000, "The test NLL is by IWAE with this many terms.")
+    replicas: int = option(3, "Runs at each norm, with seeds of their own; two or more, for a spread.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,12 +75,15 @@ class Clipping(Study[ClippingConfig]):
         cells[_IWAE] = {**common, "estimator": "iwae", "encoder": "same"}  # its own norm is 10, as in the paper
         return cells
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
         options = dict(options)
         norm = options.pop("norm", "auto")
         config = DensityConfig(**options, clip_decoder=None if norm == NONE else norm, device=self.config.device)
+        return DensityRun(folder, config)
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         try:
-            return train_replicas(config, folder, advance)
+            return train_replicas(self.run_of(name, options, folder), advance)
         except Diverged as error:
             return {"diverged": str(error)}  # this is a result, too
 

@@ -15,9 +15,10 @@ from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.convergence import plot_cross_terms, plot_rates
 from dohyo.lab.studies.convergence_findings import MOMENTS, Findings
 from dohyo.lab.studies.differences import SERIES, cross_moments, second_moments
-from dohyo.lab.studies.runs import trained
+from dohyo.lab.studies.runs import complete, given_or
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.studies.toy import Toy, toy_data
+from dohyo.lab.training.config import option
 from dohyo.lab.training.processes import launch
 from dohyo.packing import rows
 
@@ -26,43 +27,24 @@ _CHUNK = 1000  # sequences of log-weights at a time, for the cross terms
 
 @dataclass(frozen=True)
 class ConvergenceConfig(StudyConfig):
-    """The numbers of the study.
+    """The numbers of the study."""
 
-    Attributes:
-        dimension: The dimension of x and z in the toy.
-        points: How many data points the toy has.
-        perturbation: The standard deviation of the noise on the toy's optimal parameters.
-        trials: Each with perturbed parameters and noise of its own.
-        samples: Sequences of log-weights in a trial of the toy.
-        max_k: The largest k on the toy, a power of two.
-        cross_samples: Sequences in a trial for the cross terms.
-        cross_max_k: The largest index of the cross terms, a power of two.
-        fit_from: Slopes are fitted from this k on; those of the cross terms from a quarter of it.
-        vae_data: What the VAE is trained on: digits, mnist, or a file.
-        vae_hidden: Units in each of its hidden layers.
-        vae_latent: Its latent dimensions.
-        vae_epochs: How long it is trained, by IWAE with 5 terms.
-        vae_samples: Sequences of log-weights in a trial of the VAE.
-        vae_max_k: The largest k on the VAE, a power of two.
-        run: The folder of a run of `dohyo train`, to use its model instead.
-    """
-
-    dimension: int = 20
-    points: int = 1000
-    perturbation: float = 0.01
-    trials: int = 10
-    samples: int = 1000
-    max_k: int = 1024
-    cross_samples: int = 1_000_000
-    cross_max_k: int = 64
-    fit_from: int = 16
-    vae_data: str = "mnist"
-    vae_hidden: int = 200
-    vae_latent: int = 50
-    vae_epochs: int = 100
-    vae_samples: int = 1000
-    vae_max_k: int = 1024
-    run: Path | None = None
+    dimension: int = option(20, "The dimension of x and z in the toy.")
+    points: int = option(1000, "How many data points the toy has.")
+    perturbation: float = option(0.01, "The standard deviation of the noise on the toy's optimal parameters.")
+    trials: int = option(10, "Each with perturbed parameters and noise of its own.")
+    samples: int = option(1000, "Sequences of log-weights in a trial of the toy.")
+    max_k: int = option(1024, "The largest k on the toy, a power of two.")
+    cross_samples: int = option(1_000_000, "Sequences in a trial for the cross terms.")
+    cross_max_k: int = option(64, "The largest index of the cross terms, a power of two.")
+    fit_from: int = option(16, "Slopes are fitted from this k on; those of the cross terms from a quarter of it.")
+    vae_data: str = option("mnist", "What the VAE is trained on: digits, mnist, or a file.")
+    vae_hidden: int = option(200, "Units in each of its hidden layers.")
+    vae_latent: int = option(50, "Its latent dimensions.")
+    vae_epochs: int = option(100, "How long it is trained, by IWAE with 5 terms.")
+    vae_samples: int = option(1000, "Sequences of log-weights in a trial of the VAE.")
+    vae_max_k: int = option(1024, "The largest k on the VAE, a power of two.")
+    run: Path | None = option(None, "The folder of a run of `dohyo train`, to use its model instead.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,14 +100,19 @@ class Convergence(Study[ConvergenceConfig]):
             for trial in range(1, c.trials + 1)
         }
 
+    def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
+        c = self.config
+        return given_or(
+            c.run, folder.parent / "vae", data=c.vae_data, hidden=c.vae_hidden, latent=c.vae_latent, estimator="iwae", cost=5,
+            epochs=c.vae_epochs, test_terms=100, seed=c.seed, device=c.device,
+        )  # fmt: skip
+
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         seed, device = _seed(options), launch(self.config.device).device
         if options["part"] == "vae":
-            c = self.config
-            run = trained(
-                folder.parent / "vae", c.run, lambda share: advance(share / 2), data=c.vae_data, hidden=c.vae_hidden,
-                latent=c.vae_latent, estimator="iwae", cost=5, epochs=c.vae_epochs, test_terms=100, seed=c.seed, device=c.device,
-            )  # fmt: skip
+            run = self.run_of(name, options, folder)
+            if self.config.run is None:
+                complete(run, lambda share: advance(share / 2))
             order = torch.randperm(len(run.data.test), generator=torch.Generator().manual_seed(seed))
             samples, max_k = options["vae_samples"], options["vae_max_k"]
             return _squares(run.trained(), run.data.test[order], samples, max_k, seed, device, lambda s: advance(0.5 + s / 2))

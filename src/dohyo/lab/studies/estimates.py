@@ -18,9 +18,10 @@ from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.estimates import plot_estimates
 from dohyo.lab.studies.estimates_findings import LAWS, NAMES, Findings
-from dohyo.lab.studies.runs import trained
+from dohyo.lab.studies.runs import complete, given_or
 from dohyo.lab.studies.strata import mean_over_every_k
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
+from dohyo.lab.training.config import option
 from dohyo.lab.training.processes import launch
 from dohyo.laws import Geometric, HarmonicTail
 from dohyo.marginal import log_marginal
@@ -30,33 +31,19 @@ _MORE = 5  # terms that the laws add on average
 
 @dataclass(frozen=True)
 class EstimatesConfig(StudyConfig):
-    """The numbers of the study.
+    """The numbers of the study."""
 
-    Attributes:
-        data: What the VAE is trained on: mnist, digits, or a file.
-        hidden: Units in each hidden layer of the VAE.
-        latent: Its latent dimensions.
-        epochs: How long it is trained, by the ELBO.
-        images: How many test images the estimates are of.
-        runs: Each makes one estimate for every image.
-        always: The terms m that are always computed; the cost is 5 more.
-        truth_terms: The m of the multilevel estimates that serve as the truth; they cost three times as much.
-        truth_replicates: How many of those for each image.
-        depth: The deepest K where every K is counted.
-        run: The folder of a run of `dohyo train`, to use its model instead.
-    """
-
-    data: str = "mnist"
-    hidden: int = 200
-    latent: int = 50
-    epochs: int = 2000
-    images: int = 10_000
-    runs: int = 100
-    always: tuple[int, ...] = (1, 5, 10, 20, 45)
-    truth_terms: int = 2048
-    truth_replicates: int = 8
-    depth: int = 2048
-    run: Path | None = None
+    data: str = option("mnist", "What the VAE is trained on: mnist, digits, or a file.")
+    hidden: int = option(200, "Units in each hidden layer of the VAE.")
+    latent: int = option(50, "Its latent dimensions.")
+    epochs: int = option(2000, "How long it is trained, by the ELBO.")
+    images: int = option(10_000, "How many test images the estimates are of.")
+    runs: int = option(100, "Each makes one estimate for every image.")
+    always: tuple[int, ...] = option((1, 5, 10, 20, 45), "The terms m that are always computed; the cost is 5 more.")
+    truth_terms: int = option(2048, "The m of the multilevel estimates that serve as the truth; they cost three times as much.")
+    truth_replicates: int = option(8, "How many of those for each image.")
+    depth: int = option(2048, "The deepest K where every K is counted.")
+    run: Path | None = option(None, "The folder of a run of `dohyo train`, to use its model instead.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,12 +88,17 @@ class Estimates(Study[EstimatesConfig]):
                 cells[f"{name}_{m + _MORE:03d}"] = {**model, **options, "arguments": to_dict(estimator_at(name, m))}
         return cells
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
         c = self.config
-        run = trained(
-            folder.parent / "model", c.run, advance if name == "model" else lambda share: None, data=c.data, hidden=c.hidden,
-            latent=c.latent, estimator="elbo", cost=1, epochs=c.epochs, test_terms=50, seed=c.seed, device=c.device,
+        return given_or(
+            c.run, folder.parent / "model", data=c.data, hidden=c.hidden, latent=c.latent, estimator="elbo", cost=1,
+            epochs=c.epochs, test_terms=50, seed=c.seed, device=c.device,
         )  # fmt: skip
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        run = self.run_of(name, options, folder)
+        if self.config.run is None:
+            complete(run, advance if name == "model" else lambda share: None)
         if name == "model":
             result = run.result or {}
             return {key: result.get(key) for key in ("test_nll", "test_nll_stderr", "test_terms", "valid_nll", "epochs")}

@@ -13,6 +13,7 @@ from dohyo.lab.studies.funnel_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig
 from dohyo.lab.targets import Funnel as Target
+from dohyo.lab.training.config import option
 
 _MINIMAX = "minimax-iwae"
 _RECORDED = (
@@ -26,35 +27,20 @@ _KEPT = (
 
 @dataclass(frozen=True)
 class FunnelConfig(StudyConfig):
-    """The numbers of the study.
+    """The numbers of the study."""
 
-    Attributes:
-        replicas: Runs of each estimator at each cost, with seeds of their own.
-        steps: The steps of each run; one that diverges ends earlier.
-        check_every: Steps from one check to the next.
-        check_draws: Draws of x in a check of the true reverse KL.
-        test_draws: Draws of x in the last check.
-        terms: Samples of the encoder for each of these.
-        elbo: The costs of the ELBO.
-        iwae: The costs of IWAE, its encoder going down with the decoder.
-        minimax_iwae: The costs of IWAE with an encoder that climbs.
-        sumo: The costs of SUMO.
-        symmetric_sumo: The costs of SymmetricSUMO.
-        multilevel_rr: The costs of MultilevelRR.
-    """
-
-    replicas: int = 3
-    steps: int = 20_000
-    check_every: int = 500
-    check_draws: int = 500
-    test_draws: int = 4000
-    terms: int = 1000
-    elbo: tuple[int, ...] = (5, 15, 50)
-    iwae: tuple[int, ...] = (5, 15, 50)
-    minimax_iwae: tuple[int, ...] = (5, 15, 50, 200)
-    sumo: tuple[int, ...] = (5, 15, 50)
-    symmetric_sumo: tuple[int, ...] = (5, 15, 50)
-    multilevel_rr: tuple[int, ...] = (5, 15, 50)
+    replicas: int = option(3, "Runs of each estimator at each cost, with seeds of their own.")
+    steps: int = option(20_000, "The steps of each run; one that diverges ends earlier.")
+    check_every: int = option(500, "Steps from one check to the next.")
+    check_draws: int = option(500, "Draws of x in a check of the true reverse KL.")
+    test_draws: int = option(4000, "Draws of x in the last check.")
+    terms: int = option(1000, "Samples of the encoder for each of these.")
+    elbo: tuple[int, ...] = option((5, 15, 50), "The costs of the ELBO.")
+    iwae: tuple[int, ...] = option((5, 15, 50), "The costs of IWAE, its encoder going down with the decoder.")
+    minimax_iwae: tuple[int, ...] = option((5, 15, 50, 200), "The costs of IWAE with an encoder that climbs.")
+    sumo: tuple[int, ...] = option((5, 15, 50), "The costs of SUMO.")
+    symmetric_sumo: tuple[int, ...] = option((5, 15, 50), "The costs of SymmetricSUMO.")
+    multilevel_rr: tuple[int, ...] = option((5, 15, 50), "The costs of MultilevelRR.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,13 +86,15 @@ class Funnel(Study[FunnelConfig]):
             for cost in costs
         }
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> ReverseKLRun:
         shared = {key: options[key] for key in ("cost", "seed", "steps", "check_every", "check_draws", "test_draws")}
         terms = {"check_terms": options["terms"], "test_terms": options["terms"]}
         minimax = options["estimator"] == _MINIMAX
         followed = {"estimator": "iwae", "encoder": "iwae"} if minimax else {"estimator": options["estimator"]}
-        config = ReverseKLConfig(**shared, **terms, **followed, device=self.config.device)
-        result = complete(ReverseKLRun(folder, config), advance)
+        return ReverseKLRun(folder, ReverseKLConfig(**shared, **terms, **followed, device=self.config.device))
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        result = complete(self.run_of(name, options, folder), advance)
         curve = [{key: record[key] for key in _RECORDED} for record in read_records(folder)]
         return {**{key: result[key] for key in _KEPT}, "curve": curve}
 

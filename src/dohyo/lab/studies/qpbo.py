@@ -12,6 +12,7 @@ from dohyo.lab.plots.rewards import plot_reward_curves
 from dohyo.lab.studies.qpbo_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig
+from dohyo.lab.training.config import option
 
 PolicyName = Literal["sumo", "iwae", "independent", "nade", "gru"]
 # How each is trained, and the steps from one record to the next: few where a step is slow, so that all end on time.
@@ -30,31 +31,20 @@ _FOREVER = 10**9  # steps: the time limit ends a run
 
 @dataclass(frozen=True)
 class PoliciesConfig(StudyConfig):
-    """The numbers of the study.
+    """The numbers of the study."""
 
-    Attributes:
-        policies: sumo and iwae are both latent.
-        replicas: Runs of each policy, with seeds of their own, on one and the same problem.
-        sizes: The variables of each random problem, from few to many.
-        seconds: How long every policy is trained on each of these.
-        entropy_weight: The weight of the policy's entropy in the runs with entropy; it does not fall.
-        hidden: Units in each hidden layer.
-        cost: Log-weights in an estimate for the latent policy.
-        learning_rate: Adam's learning rate.
-        independent_rate: The same for the independent policy, whose parameters are the log-odds themselves.
-        epsilon: Adam's epsilon.
-    """
-
-    policies: tuple[PolicyName, ...] = ("sumo", "iwae", "independent", "nade", "gru")
-    replicas: int = 3
-    sizes: tuple[int, ...] = (100, 500)
-    seconds: tuple[float, ...] = (600.0, 3600.0)
-    entropy_weight: float = 0.02
-    hidden: int = 200
-    cost: float = 15.0
-    learning_rate: float = 1e-3
-    independent_rate: float = 0.03
-    epsilon: float = 1e-8
+    policies: tuple[PolicyName, ...] = option(("sumo", "iwae", "independent", "nade", "gru"), "sumo and iwae are both latent.")
+    replicas: int = option(3, "Runs of each policy, with seeds of their own, on one and the same problem.")
+    sizes: tuple[int, ...] = option((100, 500), "The variables of each random problem, from few to many.")
+    seconds: tuple[float, ...] = option((600.0, 3600.0), "How long every policy is trained on each of these.")
+    entropy_weight: float = option(0.02, "The weight of the policy's entropy in the runs with entropy; it does not fall.")
+    hidden: int = option(200, "Units in each hidden layer.")
+    cost: float = option(15.0, "Log-weights in an estimate for the latent policy.")
+    learning_rate: float = option(1e-3, "Adam's learning rate.")
+    independent_rate: float = option(
+        0.03, "Adam's learning rate for the independent policy, whose parameters are the log-odds themselves."
+    )
+    epsilon: float = option(1e-8, "Adam's epsilon.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +96,7 @@ class Policies(Study[PoliciesConfig]):
             for policy in c.policies
         }
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> QPBORun:
         shared = ("variables", "entropy", "seed", "instance_seed", "learning_rate", "hidden", "cost", "epsilon")
         config = QPBOConfig(
             **_POLICIES[options["policy"]],
@@ -115,7 +105,10 @@ class Policies(Study[PoliciesConfig]):
             max_seconds=options["seconds"],
             device=self.config.device,
         )
-        run, begun = QPBORun(folder, config), time.monotonic()
+        return QPBORun(folder, config)
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        run, begun = self.run_of(name, options, folder), time.monotonic()
         _ = run.parts  # which replace scale auto by a number, as in the config that a killed run has left
         result = complete(run, lambda _: advance(min(1.0, (time.monotonic() - begun) / options["seconds"])))
         records = read_records(folder)

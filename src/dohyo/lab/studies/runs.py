@@ -31,18 +31,13 @@ def complete(run: Run[Any], advance: Advance) -> Cell:
     )
 
 
-def trained(folder: Path, given: Path | None, advance: Advance, **options: Any) -> DensityRun:
-    """The run in the folder `given`, or else one with these options in `folder`, finished first if it is not yet."""
-    if given is not None:
-        return DensityRun.open(given)
-    run = DensityRun(folder, DensityConfig(**options))
-    complete(run, advance)
-    return run
+def given_or(given: Path | None, folder: Path, **options: Any) -> DensityRun:
+    """The run in the folder `given`, or else one with these options in `folder`."""
+    return DensityRun(folder, DensityConfig(**options)) if given is None else DensityRun.open(given)
 
 
-def train_replicas(config: DensityConfig, folder: Path, advance: Advance) -> Cell:
+def train_replicas(run: DensityRun, advance: Advance) -> Cell:
     """The numbers of each replica, finished first if they are not yet."""
-    run = DensityRun(folder, config)
     found = complete(run, advance)
     each = ("test_nll", "test_nll_stderr", "valid_nll", "epochs", "best_epoch")
     result: Cell = {key: [replica[key] for replica in found["replicas"]] for key in each}

@@ -5,17 +5,21 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from matplotlib.figure import Figure
 
-from dohyo.errors import DohyoError
-from dohyo.files import plain
+from dohyo.errors import DohyoError, check_seed, reporting
+from dohyo.files import plain, remove_leftovers
+from dohyo.lab.experiments.run import Run
 from dohyo.lab.folder import (
     CELLS,
+    LOCK,
     SCHEMA_VERSION,
     STUDY,
     WORK,
@@ -23,15 +27,17 @@ from dohyo.lab.folder import (
     Picture,
     Table,
     as_values,
-    read_json,
     versions,
     write_json,
 )
 from dohyo.lab.plots.picture import write_picture
-from dohyo.lab.training.config import Device
+from dohyo.lab.studies.kept import done_cells, read_study, restore_cells
+from dohyo.lab.training.config import Device, Options, option
+from dohyo.lab.training.locks import Busy, locked
 from dohyo.names import check_choices, named
 
 _PLOT_EVERY = 60.0  # seconds, while cells are being done
+_LOOK_EVERY = 0.5  # seconds, while other processes do the cells that are left
 
 Cell = dict[str, Any]
 Row = list[str | float | None]  # of a table
@@ -40,19 +46,15 @@ OnProgress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True)
-class StudyConfig:
-    """The options of every study.
+class StudyConfig(Options):
+    """The options of every study."""
 
-    Attributes:
-        seed: The seed of everything.
-        device: Where to compute; auto prefers a GPU.
-    """
-
-    seed: int = 0
-    device: Device = "auto"
+    seed: int = option(0, "The seed of everything.")
+    device: Device = option("auto", "Where to compute.")
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_seed("seed", self.seed)
 
     def _at_least(self, **least: int) -> None:
         """A DohyoError that names the first number that is too small."""
@@ -99,6 +101,10 @@ class Study(ABC, Generic[C]):
     def cells(self) -> dict[str, Cell]:
         """The options of each cell by its name, in order: all that its result depends on. Names become file names."""
 
+    def run_of(self, name: str, options: Cell, folder: Path) -> Run[Any] | None:
+        """The run that a cell trains in its folder, if it trains one: its config is checked before any cell is begun."""
+        return None
+
     @abstractmethod
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         """Do one cell, and return its result as JSON can hold it.
@@ -125,7 +131,8 @@ def reproduce(
 ) -> dict[str, Any]:
     """Do the cells that are not done yet, and write study.json after each; returns what it holds.
 
-    If it is killed, at most the cell in progress is lost, and that one continues from what it keeps in its own folder.
+    If it is killed, at most the cell in progress is lost, and that one continues from what it keeps in its own folder. Several
+    processes may share a study, also on several machines: each cell is done by one of them, and all wait for the last.
 
     Args:
         on_progress: Called with the name of a cell, how many cells are done, and how many there are to do.
@@ -133,26 +140,57 @@ def reproduce(
     """
     cells = {name: json.loads(json.dumps(plain(options))) for name, options in study.cells().items()}
     wanted = list(cells) if only is None else list(only)
-    done = _done(study, folder, cells)
-    report = {} if (folder / STUDY).exists() else _write_report(study, folder, cells, plot=False)  # says what the folder is
-    plotted = -math.inf
-    for number, name in enumerate(wanted):
+    done = done_cells(folder, study.name, cells)  # errors of the folder and of configs are raised before anything is written
+    for name in wanted:
+        study.run_of(name, cells[name], folder / WORK / name)
+    with _only_reporter(folder):
+        restore_cells(folder, study.name)
+        new = not (folder / STUDY).exists()
+        report = _write_report(study, folder, cells, plot=False, foreign=bool(done)) if new else {}  # says what the folder is
+    plotted, busy, todo = -math.inf, 0, deque(wanted)
+    while todo:
+        name = todo.popleft()
 
-        def advance(share: float, number: int = number, name: str = name) -> None:
+        def advance(share: float, number: int = len(wanted) - len(todo) - 1, name: str = name) -> None:
             on_progress(name, number + share, len(wanted))
 
-        if name not in done:
-            begun = time.monotonic()
-            result = study.run_cell(name, cells[name], folder / WORK / name, advance)
-            cell = {"options": cells[name], "result": result, "seconds": time.monotonic() - begun}
-            write_json(folder / CELLS / f"{name}.json", cell)
+        if name not in done and not _do_cell(study, name, cells[name], folder, advance):
+            todo.append(name)  # another process is doing it
+            busy += 1
+            time.sleep(_LOOK_EVERY if busy >= len(todo) else 0)
+            advance(0.0)
+            continue
+        busy = 0
         advance(1.0)
-        last = number + 1 == len(wanted)
-        if last or name not in done:
-            plot = last or time.monotonic() - plotted > _PLOT_EVERY
-            report = _write_report(study, folder, cells, plot)
+        if not todo or name not in done:
+            plot = not todo or time.monotonic() - plotted > _PLOT_EVERY
+            with _only_reporter(folder):
+                report = _write_report(study, folder, cells, plot, foreign=bool(done))
             plotted = time.monotonic() if plot else plotted
     return report
+
+
+def _do_cell(study: Study[Any], name: str, options: Cell, folder: Path, advance: Advance) -> bool:
+    """Do a cell unless another process has done it; False if one is doing it."""
+    path = folder / CELLS / f"{name}.json"
+    try:
+        with locked(path.with_name(f".{name}.lock")):
+            remove_leftovers(path.parent, path.name)
+            if not path.exists():
+                begun = time.monotonic()
+                result = study.run_cell(name, options, folder / WORK / name, advance)
+                write_json(path, {"options": options, "result": result, "seconds": time.monotonic() - begun})
+    except Busy:
+        return False
+    return True
+
+
+@contextmanager
+def _only_reporter(folder: Path) -> Iterator[None]:
+    """Be the only process that writes study.json and the pictures, and remove what killed ones have left there."""
+    with locked(folder / LOCK, wait=True):
+        remove_leftovers(folder)
+        yield
 
 
 def picked(study: Study[Any], wanted: Mapping[str, Iterable[str]]) -> list[str]:
@@ -185,44 +223,16 @@ def _text(value: Any) -> str:
         return str(value)
 
 
-def _read(path: Path) -> Cell:
-    return read_json(path, "remove it, and the same command writes it again")
-
-
-def _done(study: Study[Any], folder: Path, cells: dict[str, Cell]) -> dict[str, Cell]:
-    """The cells that the folder holds; a DohyoError if they are of another study, or were made with other options."""
-    if (folder / STUDY).exists():
-        report = _read(folder / STUDY)
-        other = report.get("study")
-        if other != study.name:
-            raise DohyoError(f"{folder} holds the study {other!r}, not {study.name!r}; choose another --out")
-        if not (folder / CELLS).exists():  # a study that was kept without its cells, which study.json holds too
-            for name, cell in report["cells"].items():
-                write_json(folder / CELLS / f"{name}.json", cell)
-    done = {}
-    for name, options in cells.items():
-        path = folder / CELLS / f"{name}.json"
-        if not path.exists():
-            continue
-        done[name] = _read(path)
-        before = done[name].get("options", {})
-        for key in {**before, **options}:
-            if before.get(key) != options.get(key):
-                raise DohyoError(
-                    f"{path}: was made with {key} {before.get(key)!r}, and {options.get(key)!r} is wanted now; choose another "
-                    "--out, give the options that it was made with, or remove that file to do the cell again"
-                )
-    return done
-
-
-def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], plot: bool) -> dict[str, Any]:
+def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], plot: bool, foreign: bool) -> dict[str, Any]:
     """Written from the files in the folder, so that several processes may do cells of one study at a time."""
-    done = _done(study, folder, cells)
+    done = done_cells(folder, study.name, cells)
     results = {name: cell["result"] for name, cell in done.items()}
-    conclusions, tables = study.summarise(results) if results else ([], [])
-    pictures = _read(folder / STUDY)["pictures"] if (folder / STUDY).exists() else []
-    if plot:
-        pictures = [dataclasses.asdict(picture) for picture in study.plot(results, folder)]
+    pictures = read_study(folder, study.name)["pictures"] if (folder / STUDY).exists() else []
+    wrong = f"{folder / CELLS}: what some cells hold does not fit the study ({{}}); remove those that dohyo did not write"
+    with reporting(wrong) if foreign else nullcontext():
+        conclusions, tables = study.summarise(results) if results else ([], [])
+        if plot:
+            pictures = [dataclasses.asdict(picture) for picture in study.plot(results, folder)]
     report: dict[str, Any] = plain({
         "schema_version": SCHEMA_VERSION,
         "study": study.name,

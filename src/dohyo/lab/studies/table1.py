@@ -6,13 +6,14 @@ from statistics import fmean, stdev
 from typing import Any, Literal, get_args
 
 from dohyo.errors import DohyoError
-from dohyo.lab.experiments.density import DensityConfig
+from dohyo.lab.experiments.density import DensityConfig, DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.table1 import plot_table
 from dohyo.lab.studies.published import PUBLISHED
 from dohyo.lab.studies.runs import train_replicas
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.studies.table1_findings import DATA, ROWS, Entry, Findings
+from dohyo.lab.training.config import option
 
 SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]
 RowName = Literal["elbo", "iwae", "iwae-dreg", "jvi", "sumo-variance", "sumo", "symmetric-sumo", "multilevel-rr"]
@@ -20,37 +21,23 @@ RowName = Literal["elbo", "iwae", "iwae-dreg", "jvi", "sumo-variance", "sumo", "
 
 @dataclass(frozen=True)
 class Table1Config(StudyConfig):
-    """The numbers of the study.
+    """The numbers of the study."""
 
-    Attributes:
-        sets: What is trained on: digits, mnist, mnist-static or omniglot.
-        costs: Expected log-weights for each image in a step.
-        rows: How it is trained, a row of the table each.
-        hidden: Units in each hidden layer.
-        latent: Latent dimensions.
-        epochs: At most; training ends earlier if nothing is gained for 300.
-        test_terms: The test NLL is by IWAE with this many terms.
-        replicas: Runs in each cell, with seeds of their own; two or more, for a spread.
-        short_sets: More sets, for which only a few cells are trained, for a few epochs, with the paper's network.
-        short_costs: Their costs.
-        short_rows: Their rows.
-        short_epochs: Their epochs.
-        short_test_terms: The terms of their test NLL.
-    """
-
-    sets: tuple[SetName, ...] = ("mnist", "omniglot")
-    costs: tuple[int, ...] = (5, 15, 50)
-    rows: tuple[RowName, ...] = get_args(RowName)
-    hidden: int = 200
-    latent: int = 50
-    epochs: int = 3500
-    test_terms: int = 5000
-    replicas: int = 3
-    short_sets: tuple[SetName, ...] = ()
-    short_costs: tuple[int, ...] = (5,)
-    short_rows: tuple[RowName, ...] = ("iwae", "sumo-variance")
-    short_epochs: int = 1
-    short_test_terms: int = 20
+    sets: tuple[SetName, ...] = option(("mnist", "omniglot"), "What is trained on: digits, mnist, mnist-static or omniglot.")
+    costs: tuple[int, ...] = option((5, 15, 50), "Expected log-weights for each image in a step.")
+    rows: tuple[RowName, ...] = option(get_args(RowName), "How it is trained, a row of the table each.")
+    hidden: int = option(200, "Units in each hidden layer.")
+    latent: int = option(50, "Latent dimensions.")
+    epochs: int = option(3500, "At most; training ends earlier if nothing is gained for 300.")
+    test_terms: int = option(5000, "The test NLL is by IWAE with this many terms.")
+    replicas: int = option(3, "Runs in each cell, with seeds of their own; two or more, for a spread.")
+    short_sets: tuple[SetName, ...] = option(
+        (), "More sets, for which only a few cells are trained, for a few epochs, with the paper's network."
+    )
+    short_costs: tuple[int, ...] = option((5,), "Their costs.")
+    short_rows: tuple[RowName, ...] = option(("iwae", "sumo-variance"), "Their rows.")
+    short_epochs: int = option(1, "Their epochs.")
+    short_test_terms: int = option(20, "The terms of their test NLL.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,9 +81,12 @@ class Table1(Study[Table1Config]):
                         cells.setdefault(f"{data}_{cost:03d}_{row}", options)
         return cells
 
-    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+    def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
         config = DensityConfig(**options | {"estimator": ROWS[options["estimator"]].estimator}, device=self.config.device)
-        return train_replicas(config, folder, advance)
+        return DensityRun(folder, config)
+
+    def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        return train_replicas(self.run_of(name, options, folder), advance)
 
     def _findings(self, cells: dict[str, Cell]) -> Findings:
         return Findings([Entry(options, cells[name]) for name, options in self.cells().items() if name in cells])

@@ -2,12 +2,12 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed
 from dohyo.names import check_choices
 
 Optimiser = Literal["adam", "amsgrad", "rmsprop"]
@@ -15,8 +15,26 @@ ProgramName = Literal["auto", "plain", "captured"]
 Decay = Literal["linear", "none"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
-# A resumed run may change the fields that carry this metadata, and no others.
-RESUMABLE: dict[str, bool] = {"resume": True}
+_LARGEST_BATCH = 2**24
+
+
+def option(default: Any, text: str = "", resume: bool = False) -> Any:
+    """A field of a config.
+
+    Args:
+        text: What the docstring of the config, and so the command's help, says about it; "" for what a base class says.
+        resume: Whether a resumed run may change it.
+    """
+    return field(default=default, metadata={"text": text, "resume": resume})
+
+
+class Options:
+    """A config whose fields are made by `option`: their texts become part of its docstring."""
+
+    def __init_subclass__(cls) -> None:
+        texts = {name: each.metadata["text"] for name, each in vars(cls).items() if isinstance(each, Field)}
+        lines = "".join(f"        {name}: {text}\n" for name, text in texts.items() if text)
+        cls.__doc__ = f"{cls.__doc__}\n\n    Attributes:\n{lines}    " if lines else cls.__doc__
 
 
 @dataclass
@@ -41,48 +59,44 @@ def resumable_fields(config: Any) -> list[str]:
 
 
 @dataclass
-class StepConfig(ABC):
-    """How to take a step, whatever the task.
+class StepConfig(Options, ABC):
+    """How to take a step, whatever the task."""
 
-    Attributes:
-        unit: What the run's length is counted in, epoch or step.
-        batch_size: Data in a step, over all processes.
-        optimiser: The optimiser.
-        learning_rate: The optimiser's learning rate.
-        beta1: Adam's beta1.
-        beta2: Adam's beta2; for RMSprop the decay of its mean square.
-        epsilon: The optimiser's epsilon.
-        clip_decoder: The largest norm of theta's gradient; null for no clipping.
-        clip_encoder: The largest norm of phi's gradient; null for no clipping.
-        max_rows: The most rows given to the network at a time in evaluation, which limits memory; null for 2,000 on a CPU
-            and 200,000 on a GPU.
-        checkpoint_seconds: A new checkpoint is written at the end of an epoch if the last one is older than this.
-        seed: The seed of everything: parameters, data order, noise and K.
-        k_seed: The seed of K only; null for `seed`. Replicas in one program share the K of the first.
-        device: Where to compute.
-        tf32: Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; never in evaluation.
-    """
+    unit: ClassVar[Literal["epoch", "step"]]  # what the run's length is counted in
 
-    unit: ClassVar[Literal["epoch", "step"]]
-
-    batch_size: int = 100
-    optimiser: Optimiser = "amsgrad"
-    learning_rate: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-4
-    clip_decoder: float | None = None
-    clip_encoder: float | None = None
-    max_rows: int | None = field(default=None, metadata=RESUMABLE)
-    checkpoint_seconds: float = field(default=5.0, metadata=RESUMABLE)
-    seed: int = 0
-    k_seed: int | None = None
-    device: Device = field(default="auto", metadata=RESUMABLE)
-    tf32: bool = True
+    batch_size: int = option(100, "Data in a step, over all processes.")
+    optimiser: Optimiser = option("amsgrad", "The optimiser.")
+    learning_rate: float = option(1e-3, "The optimiser's learning rate.")
+    beta1: float = option(0.9, "Adam's beta1.")
+    beta2: float = option(0.999, "Adam's beta2; for RMSprop the decay of its mean square.")
+    epsilon: float = option(1e-4, "The optimiser's epsilon.")
+    clip_decoder: float | None = option(None, "The largest norm of theta's gradient; null for no clipping.")
+    clip_encoder: float | None = option(None, "The largest norm of phi's gradient; null for no clipping.")
+    max_rows: int | None = option(
+        None,
+        "The most rows given to the network at a time in evaluation, which limits memory; null for 2,000 on a CPU and 200,000 "
+        "on a GPU.",
+        resume=True,
+    )
+    checkpoint_seconds: float = option(
+        5.0, "A new checkpoint is written at the end of an epoch if the last one is older than this.", resume=True
+    )
+    seed: int = option(0, "The seed of everything: parameters, data order, noise and K.")
+    k_seed: int | None = option(None, "The seed of K only; null for `seed`. Replicas in one program share the K of the first.")
+    device: Device = option("auto", "Where to compute.", resume=True)
+    tf32: bool = option(
+        True, "Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; never in evaluation."
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)
         self._at_least_one("batch_size", "max_rows")
+        if self.batch_size > _LARGEST_BATCH:
+            raise DohyoError(f"batch_size is {self.batch_size}; it must be at most {_LARGEST_BATCH}")
+        for name in ("seed", "k_seed"):
+            check_seed(name, getattr(self, name))
+        if not self.checkpoint_seconds >= 0:
+            raise DohyoError(f"checkpoint_seconds is {self.checkpoint_seconds}; it must be at least 0")
         for name in ("learning_rate", "epsilon", "clip_decoder", "clip_encoder"):
             value = getattr(self, name)
             if isinstance(value, float | int) and not (value > 0 and math.isfinite(value)):
@@ -116,25 +130,20 @@ class StepConfig(ABC):
 
 @dataclass
 class LoopConfig(StepConfig):
-    """How to train on data; the defaults are the paper's.
-
-    Attributes:
-        epochs: The largest number of passes over the training data.
-        lr_factor: What the learning rate is multiplied by after `lr_patience` epochs without improvement.
-        lr_patience: Epochs without a better validation NLL before the learning rate is lowered.
-        stop_patience: Epochs without a better validation NLL before training stops.
-        valid_terms: The validation NLL is estimated by IWAE with this many terms.
-        program: How the step is run; the numbers are the same up to rounding.
-    """
+    """How to train on data; the defaults are the paper's."""
 
     unit = "epoch"
 
-    epochs: int = field(default=2000, metadata=RESUMABLE)
-    lr_factor: float = 0.8
-    lr_patience: int = 50
-    stop_patience: int = field(default=300, metadata=RESUMABLE)
-    valid_terms: int = 20
-    program: ProgramName = field(default="auto", metadata=RESUMABLE)
+    epochs: int = option(2000, "The largest number of passes over the training data.", resume=True)
+    lr_factor: float = option(0.8, "What the learning rate is multiplied by after `lr_patience` epochs without improvement.")
+    lr_patience: int = option(50, "Epochs without a better validation NLL before the learning rate is lowered.")
+    stop_patience: int = option(300, "Epochs without a better validation NLL before training stops.", resume=True)
+    valid_terms: int = option(20, "The validation NLL is estimated by IWAE with this many terms.")
+    program: ProgramName = option(
+        "auto",
+        "How the step is run; the numbers are the same up to rounding.",
+        resume=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,23 +171,18 @@ class LoopConfig(StepConfig):
 
 @dataclass
 class DrawsConfig(StepConfig):
-    """How to train on samples from the model itself. An epoch is `check_every` steps.
-
-    Attributes:
-        steps: The number of steps.
-        check_every: Steps from one check, record and possible checkpoint to the next.
-        max_seconds: The run ends at the first check after this time; null for no limit.
-        decay: Whether the learning rate falls; it is lowered after each check.
-        tf32: Let a CUDA GPU round the factors of matrix products to 11 bits in training; nobody has measured what it does here.
-    """
+    """How to train on samples from the model itself. An epoch is `check_every` steps."""
 
     unit = "step"
 
-    steps: int = field(default=10_000, metadata=RESUMABLE)
-    check_every: int = 500
-    max_seconds: float | None = field(default=None, metadata=RESUMABLE)
-    decay: Decay = "linear"
-    tf32: bool = False
+    steps: int = option(10_000, "The number of steps.", resume=True)
+    check_every: int = option(500, "Steps from one check, record and possible checkpoint to the next.")
+    max_seconds: float | None = option(None, "The run ends at the first check after this time; null for no limit.", resume=True)
+    decay: Decay = option("linear", "Whether the learning rate falls; it is lowered after each check.")
+    tf32: bool = option(
+        False,
+        "Let a CUDA GPU round the factors of matrix products to 11 bits in training; nobody has measured what it does here.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,17 +15,19 @@ from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
 from dohyo.lab.folder import CHECKPOINT
 from dohyo.lab.training.config import LoopConfig
+from dohyo.lab.training.inputs import Trainable, task_of
+from dohyo.lab.training.locks import only_writer
 from dohyo.lab.training.log import RunLog
 from dohyo.lab.training.processes import launch, sum_over_processes
 from dohyo.lab.training.state import State
 from dohyo.lab.training.step import Totals, train_step
-from dohyo.lab.training.tasks import Data, Objective, OnData, Record, Task
+from dohyo.lab.training.tasks import Objective, Record, Task
 from dohyo.objectives import MaximumLikelihood
 
 
 def fit(
     model: nn.Module,
-    data: Data,
+    data: Trainable,
     objective: MaximumLikelihood,
     config: LoopConfig | None = None,
     folder: Path | None = None,
@@ -36,6 +38,10 @@ def fit(
     With a folder, the run continues from the checkpoint there, if any, and writes checkpoint.pt, metrics.jsonl and
     TensorBoard's files. Under torchrun each process gets its own part of every batch.
 
+    Args:
+        data: A data set; a tensor, of which a tenth is held out for validation; or a pair (train, valid), each a tensor or
+            batches such as a DataLoader (tensors, or tuples that begin with one). A loader's batches are used as they come.
+
     Example:
         >>> import dohyo
         >>> from dohyo.lab.data import load
@@ -45,8 +51,10 @@ def fit(
         >>> records[1]["valid_nll"] < records[0]["valid_nll"]
         True
     """
-    check(model, objective, data.train_batch(torch.arange(min(2, len(data.train)))))
-    yield from train(model, OnData(data), objective, config or LoopConfig(), folder, fabric)
+    config = config or LoopConfig()
+    task, few = task_of(data, config.seed)
+    check(model, objective, few)
+    yield from train(model, task, objective, config, folder, fabric)
 
 
 def check(model: Any, objective: Objective, x: Tensor) -> None:
@@ -148,10 +156,13 @@ class Training:
         self.state = State.start(model, config, fabric, objective.shared, own_noise)
         self.log: RunLog | None = None
         self.saved = time.monotonic()
+        self.lock = contextlib.ExitStack()
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.state.restore(folder, config, fabric, task)
-            self.log = RunLog(folder, self.state.progress.epoch) if fabric.is_global_zero else None
+            with contextlib.ExitStack() as lock:
+                lock.enter_context(only_writer(folder, fabric=fabric))
+                self.state.restore(folder, config, fabric, task)
+                self.log = RunLog(folder, self.state.progress.epoch) if fabric.is_global_zero else None
+                self.lock = lock.pop_all()  # until `close`
         self.over: bool = config.over(self.state.progress)
 
     def end_epoch(self, record: Record, started: float, trained: float) -> Record:
@@ -201,3 +212,4 @@ class Training:
     def close(self) -> None:
         if self.log is not None:
             self.log.close()
+        self.lock.close()

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
@@ -66,6 +66,20 @@ def leave(fabric: Fabric) -> None:
     if fabric.world_size > 1:
         fabric.barrier()
         _part()
+
+
+def on_first(fabric: Fabric | None, act: Callable[[], None]) -> None:
+    """Call `act` on the first process; an error that it raises there is raised on all, so that none waits for the others."""
+    problem: Exception | None = None
+    if fabric is None or fabric.is_global_zero:
+        try:
+            act()
+        except (DohyoError, OSError) as error:
+            problem = error
+    if fabric is not None and fabric.world_size > 1:
+        problem = fabric.broadcast(problem)
+    if problem is not None:
+        raise problem
 
 
 @contextlib.contextmanager

@@ -10,12 +10,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, reporting
 from dohyo.files import replacing
-from dohyo.lab.folder import CHECKPOINT, as_values
+from dohyo.lab.folder import CHECKPOINT, as_values, check_values
 from dohyo.lab.training.config import Progress, StepConfig, resumable_fields
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import Task
+
+_NUMBERS = {each.name: float | int if each.type is float else each.type for each in dataclasses.fields(Progress)}
 
 
 @dataclass(eq=False)
@@ -109,6 +111,10 @@ class State:
         if not (folder / CHECKPOINT).exists():
             return
         checkpoint = load_checkpoint(folder)
+        with reporting(f"{folder / CHECKPOINT}: is damaged, or was made by another program ({{}}); start a new run"):
+            self._restore(checkpoint, folder, config, fabric, task)
+
+    def _restore(self, checkpoint: dict[str, Any], folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
         if len(checkpoint["noise"]) != fabric.world_size:
             raise DohyoError(
                 f"{folder}: the run had {len(checkpoint['noise'])} processes, not {fabric.world_size}; resume with as many"
@@ -160,6 +166,11 @@ def identity(config: StepConfig) -> dict[str, Any]:
     return {key: value for key, value in as_values(config).items() if key not in free}
 
 
+def load_progress(folder: Path) -> Progress:
+    """How far the run in a folder has come."""
+    return Progress(**load_checkpoint(folder)["numbers"])
+
+
 def load_checkpoint(folder: Path) -> dict[str, Any]:
     """Load the checkpoint of a run onto the CPU, as plain data: nothing in it can run code."""
     path = folder / CHECKPOINT
@@ -176,4 +187,5 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     tasks = [isinstance(noise, dict) and "task" in noise for noise in checkpoint["noise"]]
     if set(checkpoint["numbers"]) != known or not all(tasks):
         raise DohyoError(f"{path}: was made by another version of dohyo; start a new run, or resume it with that version")
+    check_values(checkpoint["numbers"], _NUMBERS, path, "start a new run")
     return checkpoint

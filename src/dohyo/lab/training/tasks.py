@@ -1,5 +1,6 @@
 """What the loop trains on: data, or samples from the model itself."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,7 +20,7 @@ from dohyo.objectives import Outcome
 
 PILOT = 256  # training data on which chains are tuned
 Record = dict[str, Any]
-C = TypeVar("C", bound=StepConfig, contravariant=True)
+C = TypeVar("C", bound=StepConfig)
 
 
 class Objective(Protocol):
@@ -55,35 +56,35 @@ class Batches:
             yield self.order[..., step * self.size : (step + 1) * self.size]
 
 
-class Task(Protocol, Generic[C]):
-    """What the loop needs from a task."""
+class Task(ABC, Generic[C]):
+    """What the loop trains on."""
 
+    @abstractmethod
     def begin(self, fabric: Fabric, config: C) -> None:
         """Move data to the device; raise a DohyoError if there is too little for this number of processes."""
-        ...
 
     def prepare(self, state: Any, config: C) -> None:
         """Change the run's state before each epoch; most tasks do nothing."""
-        ...
 
+    @abstractmethod
     def batches(self, config: C, progress: Progress, order: torch.Generator) -> Iterable[Tensor]:
         """The indices of each step's data, for one epoch."""
-        ...
 
+    @abstractmethod
     def batch(self, index: Tensor) -> Tensor:
         """The objective's input, one row for each index."""
-        ...
 
     def check(self, model: nn.Module, record: Record, config: C, fabric: Fabric) -> Record:
         """Measure the model after an epoch. If the result has a `score`, the parameters with the lowest score are kept, otherwise
         the last ones. If `stop` is true, the run ends."""
-        ...
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """The task's part of the checkpoint, for this process, as plain data."""
-        ...
+        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
 
 
 class Data(Protocol):
@@ -97,7 +98,7 @@ class Data(Protocol):
     def to(self, device: torch.device) -> "Data": ...
 
 
-class OnData:
+class OnData(Task[LoopConfig]):
     """Epochs over data in random order, with the validation NLL after each."""
 
     def __init__(self, data: Data) -> None:
@@ -128,14 +129,8 @@ class OnData:
         nll = validation_nll(model, self.data.valid, config, fabric)
         return {"valid_nll": nll, "score": nll}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class OnDraws:
+class OnDraws(Task[Any]):
     """Steps on samples from the model: an index stands for one sample. Subclasses define what to check between epochs.
 
     Attributes:
@@ -148,9 +143,6 @@ class OnDraws:
         if config.batch_size < fabric.world_size:
             raise DohyoError(f"batch_size is {config.batch_size}, fewer than the {fabric.world_size} processes")
 
-    def prepare(self, state: Any, config: Any) -> None:
-        pass
-
     def batches(self, config: DrawsConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         for _ in range(min(config.check_every, config.steps - progress.step)):
             yield torch.arange(config.batch_size)
@@ -159,15 +151,6 @@ class OnDraws:
 
     def batch(self, index: Tensor) -> Tensor:
         return index
-
-    def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 def tune_chains(model: Annealed, pilot: Tensor, seed: int, first: bool) -> None:

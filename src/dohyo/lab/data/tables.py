@@ -1,0 +1,122 @@
+"""Tables of numbers: CSV files, with or without a header, and Parquet files.
+
+As in `readers`, errors do not name the file; the caller does.
+"""
+
+import csv
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dohyo.errors import DohyoError
+
+Table = tuple[NDArray[Any], tuple[str, ...]]  # (rows, columns), and the columns' names
+Row = tuple[int, list[str]]  # the number of its line, and its cells
+
+_DELIMITERS = ",;\t"
+_SHOWN = 40  # characters of a cell or a name in a message or a picture
+
+
+def read_csv(path: Path) -> Table:
+    """The numbers of a CSV file, with commas, semicolons or tabs between them; with a header if a cell of line 1 is no number."""
+    lines: Any = None
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            delimiter = max(_DELIMITERS, key=next((line for line in file if line.strip()), "").count)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file, delimiter=delimiter)
+            rows = ((lines.line_num, row) for row in lines if "".join(row).strip() or len(row) > 1)
+            return _table(rows)
+    except UnicodeDecodeError as error:
+        raise DohyoError(f"it is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except csv.Error as error:
+        raise DohyoError(f"line {lines.line_num}: {error}; is it a CSV file?") from error
+
+
+def _table(rows: Iterator[Row]) -> Table:
+    start = next(rows, None)
+    if start is None:
+        raise DohyoError("it is empty; it must hold rows of numbers")
+    first = start[1]
+    words = [cell for cell in first if not _is_number(cell)]
+    if words and len(words) < len(first) and not "".join(words).strip():
+        raise DohyoError("its first line has numbers and empty cells; name every column, or fill the cells")
+    names = column_names(first if words else [""] * len(first))
+    table = _numbers(rows if words else itertools.chain([start], rows), names)
+    if words and not first[0].strip() and len(table) > 1 and np.array_equal(table[:, 0] - table[0, 0], np.arange(len(table))):
+        raise DohyoError("its first column has no name and counts the rows; leave it out (in pandas, to_csv(..., index=False))")
+    return whole_numbers(table), names
+
+
+def _numbers(rows: Iterable[Row], names: tuple[str, ...]) -> NDArray[np.float64]:
+    found = []
+    for number, row in rows:
+        if len(row) != len(names):
+            raise DohyoError(
+                f"line {number} has {len(row)} cells, but the first line has {len(names)}; make all lines equally long"
+            )
+        try:
+            found.append(np.array([*map(float, row)]))
+        except ValueError as error:
+            place, cell = next((i, cell) for i, cell in enumerate(row) if not _is_number(cell))
+            came = "is empty" if not cell.strip() else f"is {shown(cell)!r}, not a number"
+            raise DohyoError(f"line {number}, {names[place]}: the cell {came}; replace it, or leave the column out") from error
+    if not found:
+        raise DohyoError("it holds a header and no rows; it must hold rows of numbers")
+    if len(names) > 2 and np.array_equal(found[0] - found[0][0], np.arange(len(names))) and found[0][0] in (0, 1):
+        raise DohyoError(
+            "its first line counts 0, 1, 2, ...; is it a header? Give the columns names with a letter, or remove the line"
+        )
+    return np.stack(found)
+
+
+def read_parquet(path: Path) -> Table:
+    """The columns of a Parquet file, which must all be numbers."""
+    try:
+        from pyarrow import parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise DohyoError("Parquet needs pyarrow: pip install pyarrow; or save the table as CSV") from error
+    try:
+        table = parquet.read_table(path)
+    except Exception as error:  # pyarrow raises its own errors, and others for damaged files
+        raise DohyoError(f"it cannot be read ({' '.join(str(error).split()):.200}); is it a Parquet file?") from error
+    names = column_names(table.column_names)
+    if not names or not table.num_rows:
+        raise DohyoError(f"it is empty, {table.num_rows} rows of {len(names)} columns")
+    columns = []
+    for name, column in zip(names, table.columns, strict=True):
+        values = column.to_numpy()
+        if values.dtype.kind not in "fiub":
+            raise DohyoError(f"{name} holds {shown(str(column.type))}; leave it out, or turn it into numbers without gaps")
+        columns.append(values)
+    return whole_numbers(np.stack(columns, 1)), names
+
+
+def column_names(header: Sequence[str]) -> tuple[str, ...]:
+    """What to call each column in messages and pictures: its name in one short line, or its number."""
+    return tuple(shown(name) or f"column {i}" for i, name in enumerate(header, start=1))
+
+
+def shown(text: str) -> str:
+    """Text of a stranger's file in one line, without control characters, and not too long."""
+    text = "".join(letter if letter.isprintable() else " " for letter in " ".join(text[: 4 * _SHOWN].split()))
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def whole_numbers(table: NDArray[Any]) -> NDArray[Any]:
+    """As integers if all are whole: in a CSV file 3 and 3.0 are the same."""
+    if table.dtype.kind != "f" or not (np.isfinite(table).all() and (np.abs(table) < 2**53).all()):
+        return table
+    return table.astype(np.int64) if (table == np.floor(table)).all() else table
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,195 @@
+"""The inputs. A newcomer adds a line: what is wrong, the command line, a part of the message, and the files that it finds.
+
+Each line begins in an empty folder. {run} is a copy of a small trained run; a file below run/ replaces one of its own.
+"""
+
+import io
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from arena import Input
+
+# ---- what strangers' files hold -------------------------------------------------------------------------------------------
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+DEEP_JSON, DEEP_YAML = '{"a":' * 100_000, "a: " + "[" * 10_000
+WEIGHTS = "0.5,1.5,-0.5,0.1\n"
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def claims(shape: str) -> bytes:
+    """An array's header with nothing behind it."""
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
+
+
+def npz(members: dict[str, bytes], damage: int = 0) -> bytes:
+    """Compressed, with one byte changed at `damage` if given."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    content = bytearray(file.getvalue())
+    if damage:
+        content[damage] ^= 0xFF
+    return bytes(content)
+
+
+def link(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def checkpoint(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """The run's own checkpoint with a part of it changed."""
+
+    def write(path: Path) -> None:
+        found = torch.load(path, weights_only=True)
+        change(found)
+        torch.save(found, path)
+
+    return write
+
+
+def study(**changes: Any) -> str:
+    return json.dumps({"study": "convergence", "cells": {}, "pictures": [], **changes})
+
+
+CELL = {"options": {}, "result": {}, "seconds": 1.0}
+TRAIN = "train --epochs 1 --hidden 4 --latent 2 --device cpu"
+NOISE = npy(np.random.RandomState(0).normal(size=(20, 8)))
+
+INPUTS = [
+    # ---- options ----------------------------------------------------------------------------------------------------------
+    Input("no command", "", "give a command"),
+    Input("an unknown command", "trian", "trian"),
+    Input("an unknown option", f"{TRAIN} --out a --epocs 3", "--epocs"),
+    Input("an unknown estimator", f"{TRAIN} --out a --estimator sumoo", "did you mean 'sumo'"),
+    Input("an empty --out", f"{TRAIN} --out ''", "what follows --out is empty"),
+    Input("an empty --out=", f"{TRAIN} --out=", "what follows --out is empty"),
+    Input("a huge seed", f"{TRAIN} --out a --seed 18446744073709551615", "a seed is a whole number from 0"),
+    Input("a negative seed", f"{TRAIN} --out a --seed -1", "a seed is a whole number from 0"),
+    Input("a negative k-seed", f"{TRAIN} --out a --k-seed -1", "k_seed is -1"),
+    Input("a negative data seed", f"{TRAIN} --out a --data-seed -7", "data_seed is -7"),
+    Input("a million hidden units", f"{TRAIN} --out a --hidden 1000000", "not enough memory"),
+    Input("a billion latent dimensions", f"{TRAIN} --out a --latent 1000000000", "not enough memory"),
+    Input("a cost of 10^12 in training", f"{TRAIN} --out a --estimator iwae --cost 1e12", "not enough memory"),
+    Input("a cost of 10^30", f"{TRAIN} --out a --estimator iwae --cost 1e30", "cost is 1e+30"),
+    Input("a batch of 10^12", f"{TRAIN} --out a --batch-size 1000000000000", "batch_size is 1000000000000"),
+    Input("ten thousand replicas", f"{TRAIN} --out a --replicas 10000", "at most 1000"),
+    Input("checkpoints before they are due", f"{TRAIN} --out a --checkpoint-seconds -1", "checkpoint_seconds is -1"),
+    Input("no rows in training", f"{TRAIN} --out a --max-rows 0", "max_rows is 0"),
+    Input("no rows", "evaluate {run} --max-rows 0", "max_rows is 0"),
+    Input("10^12 replicates", "evaluate {run} --replicates 1000000000000", "log-weights"),
+    Input("10^7 replicates", "evaluate {run} --estimator elbo --cost 1 --replicates 10000000", "estimates in all"),
+    Input("a cost of 10^12", "evaluate {run} --estimator iwae --cost 1e12", "lower --cost"),
+    Input("a cost that does not stream", "evaluate {run} --estimator jvi --cost 1e8", "needs all 100000000 log-weights"),
+    Input("no error bar at all", "evaluate {run} --target-stderr 1e-12", "it would take"),
+    Input("a target that underflows", "evaluate {run} --target-stderr 1e-300", "it would take"),
+    Input("a negative seed of an evaluation", "evaluate {run} --seed -1", "--seed is -1"),
+    Input("a billion samples", "sample {run} --count 1000000000", "from 1 to 10000"),
+    Input("markup", "evaluate 'a[/b]'", "a[/b]: holds no run"),
+    Input("markup in an estimator", "evaluate {run} --estimator 'a[/b]'", "unknown estimator"),
+    Input("two folders", f"{TRAIN} --out a --resume b", "give --out FOLDER"),
+    Input("a study without epochs", "reproduce table1 --scale smoke --epochs 0 --out a", "epochs is 0"),
+    Input("a study's negative seed", "reproduce convergence --scale smoke --seed -1 --out a", "seed is -1"),
+    Input("a study's training without epochs", "reproduce convergence --scale smoke --vae-epochs 0 --out a", "epochs is 0"),
+    Input("everything there is", "report /", "folders below it"),
+    # ---- where the output goes --------------------------------------------------------------------------------------------
+    Input("a page on a device", "report {run} --out /dev/null", "the ending of a page"),
+    Input("a page on a pipe", "report {run} --out p.html", "is no regular file", {"p.html": fifo}),
+    Input("a page on a folder", "report {run} --out p.html", "is a folder", {"p.html/x": b""}),
+    Input("a page on a circle", "report {run} --out p.html", "leads to itself", {"p.html": link("p.html")}),
+    Input("values on a pipe", "evaluate {run} --out v.npz", "is no regular file", {"v.npz": fifo}),
+    Input("values on a device", "estimate w.csv --out d.csv", "is no regular file",
+          {"w.csv": WEIGHTS, "d.csv": link("/dev/full")}),
+    Input("a picture on a pipe", "sample {run} --out s.png", "is no regular file", {"s.png": fifo}),
+    Input("a picture's numbers on a pipe", "sample {run} --out s.png", "is no regular file", {"s.json": fifo}),
+    Input("a foreign checkpoint", f"{TRAIN} --out a", "holds checkpoint.pt of another run", {"a/checkpoint.pt": b"x"}),
+    Input("foreign metrics", f"{TRAIN} --out a", "holds metrics.jsonl of another run", {"a/metrics.jsonl": b"{}\n"}),
+    Input("a foreign result", f"{TRAIN} --out a", "holds result.json of another run", {"a/result.json": b"{}"}),
+    Input("a run that is there", f"{TRAIN} --out run", "already holds a run", {"run/mine.txt": b""}),
+    Input("a file as folder", f"{TRAIN} --out a", "a", {"a": b""}),
+    # ---- texts ------------------------------------------------------------------------------------------------------------
+    Input("a bomb as config", "train --config c.yaml --out a", "anchors or aliases", {"c.yaml": BOMB}),
+    Input("a bomb as estimator", "evaluate {run} --estimator e.yaml", "anchors or aliases", {"e.yaml": BOMB}),
+    Input("a bomb as a run's config", "evaluate {run}", "anchors or aliases", {"run/config.yaml": BOMB}),
+    Input("a bomb on the command line", f"{TRAIN} --out a --data-kind '{BOMB.splitlines()[0]}'", "data_kind"),
+    Input("a deep config", "train --config c.yaml --out a", "deep", {"c.yaml": DEEP_YAML}),
+    Input("a run's deep config", "evaluate {run}", "deep", {"run/config.yaml": DEEP_YAML}),
+    Input("a deep result", "train --resume run", "deep", {"run/result.json": DEEP_JSON}),
+    Input("deep metrics", "report {run}", "line 1", {"run/metrics.jsonl": DEEP_JSON + "\n", "run/result.json": "{}"}),
+    Input("a deep study", "report s", "deep", {"s/study.json": DEEP_JSON}),
+    Input("a result of another kind", "report {run}", "result.json", {"run/result.json": "[]"}),
+    Input("a config that is a list", "evaluate {run}", "is not the config of a run", {"run/config.yaml": "[1, 2]"}),
+    Input("a config of bytes", "evaluate {run}", "config.yaml", {"run/config.yaml": b"\xff\xfe\x00"}),
+    Input("a config with a wrong type", "evaluate {run}", "config.yaml", {"run/config.yaml": "hidden: [1]\n"}),
+    Input("an estimator that is a number", "evaluate {run} --estimator e.json", "e.json", {"e.json": "3"}),
+    Input("an estimator of order 1000", "evaluate {run} --estimator e.json", "lower",
+          {"e.json": '{"name": "jvi", "k": 100000, "order": 1000}'}),
+    # ---- studies of strangers -----------------------------------------------------------------------------------------------
+    Input("cells above the folder", "reproduce convergence --scale smoke --out s", "is not a cell of a study",
+          {"s/study.json": study(cells={"../../TRAV": CELL})}),
+    Input("cells elsewhere", "reproduce convergence --scale smoke --out s", "is not a cell of a study",
+          {"s/study.json": study(cells={"/tmp/dohyo-attack": CELL})}),
+    Input("a cell that is a number", "reproduce convergence --scale smoke --out s", "is not a cell",
+          {"s/study.json": study(cells={"toy_01": 3})}),
+    Input("a cell without options", "reproduce convergence --scale smoke --out s", "options is missing",
+          {"s/study.json": study(cells={"toy_01": {}})}),
+    Input("a study without pictures", "reproduce convergence --scale smoke --out s", "pictures is missing",
+          {"s/study.json": '{"study": "convergence", "cells": {}}'}),
+    Input("a cell of another study", "reproduce convergence --scale smoke --part toy --out s", "was made with",
+          {"s/study.json": study(cells={"toy_01": CELL})}),
+    Input("a picture of somebody else", "report {run}", "leads out of the folder",
+          {"private.png": b"\x89PNG", "run/x.png": link("../private.png")}),
+    Input("an infinite picture", "report {run}", "view box", {"run/samples.svg": '<svg viewBox="0 0 1e999 inf"/>'}),
+    # ---- checkpoints ----------------------------------------------------------------------------------------------------------
+    Input("a checkpoint of bytes", "evaluate {run}", "checkpoint.pt", {"run/checkpoint.pt": b"PK\x03\x04junk"}),
+    Input("parameters of other shapes", "evaluate {run}", "does not fit",
+          {"run/checkpoint.pt": checkpoint(lambda c: c["best"].update({"encoder.0.bias": torch.zeros(77)}))}),
+    Input("parameters of another type", "evaluate {run}", "does not fit",
+          {"run/checkpoint.pt": checkpoint(lambda c: c["best"].update({"encoder.0.bias": "text"}))}),
+    Input("no parameters", "evaluate {run}", "does not fit", {"run/checkpoint.pt": checkpoint(lambda c: c["best"].clear())}),
+    Input("numbers of another type", "train --resume run --epochs 3", "epoch is",
+          {"run/checkpoint.pt": checkpoint(lambda c: c["numbers"].update(epoch="x"))}),
+    Input("noise of another length", "train --resume run --epochs 3", "checkpoint.pt: is damaged",
+          {"run/checkpoint.pt": checkpoint(lambda c: c["noise"][0].update(depth=torch.zeros(3, dtype=torch.uint8)))}),
+    Input("no order", "train --resume run --epochs 3", "checkpoint.pt: is damaged",
+          {"run/checkpoint.pt": checkpoint(lambda c: c.pop("order"))}),
+    # ---- data and log-weights --------------------------------------------------------------------------------------------------
+    Input("no such file", f"{TRAIN} --data x.npy --out a", "there is no such file"),
+    Input("a circle as data", f"{TRAIN} --data x.npy --out a", "leads to itself", {"x.npy": link("x.npy")}),
+    Input("an array of 73 TB", "estimate x.npy", "bytes", {"x.npy": claims("(9200000000000,)")}),
+    Input("an array that overflows", "estimate x.npy", "bytes", {"x.npy": claims("(4294967296, 4294967296, 4294967296)")}),
+    Input("a negative array", "estimate x.npy", "shape", {"x.npy": claims("(-5,)")}),
+    Input("a compressed array that is damaged", "estimate x.npz", "cannot be read",
+          {"x.npz": npz({"a": NOISE}, damage=len(NOISE) // 3)}),
+    Input("an archive that claims too much", "estimate x.npz", "bytes", {"x.npz": npz({"a": claims("(9200000000000,)")})}),
+    Input("a pickle", "estimate x.npy", "Python objects", {"x.npy": npy(np.array([{}, []], dtype=object))}),
+    Input("a field of 131,073 characters", "estimate x.csv", "x.csv", {"x.csv": "1" * 131_073}),
+    Input("a key for an .npy", "estimate x.npy --key a", "leave it out", {"x.npy": NOISE}),
+    Input("log-weights that overflow", "estimate x.csv", "beyond", {"x.csv": "1e308,-1e308\n"}),
+    Input("more replicates than weights", "estimate x.csv --replicates 1000000000000", "replicates is", {"x.csv": WEIGHTS}),
+    Input("a negative seed of an estimate", "estimate x.csv --seed -3", "--seed is -3", {"x.csv": WEIGHTS}),
+    Input("too many columns", f"{TRAIN} --data x.npy --out a", "at most 1048576",
+          {"x.npy": npy(np.zeros((10, 2_000_000), dtype=np.uint8))}),
+]  # fmt: skip
+
+# These are run as processes of their own by `make test` too, one of each sort.
+REAL = ("an unknown option", "a page on a pipe", "a bomb as config", "cells above the folder")

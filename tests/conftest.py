@@ -1,0 +1,21 @@
+"""Pictures are rendered only where they are what is tested: rendering takes most of the time of a short run."""
+
+from collections.abc import Iterator
+
+import pytest
+from matplotlib.figure import Figure
+
+from dohyo.lab.plots import densities
+from real import write_unrendered
+
+# test_report has a run of every command with its pictures; those of the studies are rendered where their numbers are checked.
+RENDERED = ("test_plots", "test_plots_densities", "test_plots_rewards", "test_report", "test_report_page", "test_studies")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unrendered_pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(densities, "_TERMS", 100)  # a mean over fewer z is a density, too
+        if request.path.stem not in RENDERED:
+            patch.setattr(Figure, "savefig", write_unrendered)
+        yield
