@@ -137,7 +137,7 @@ def _report(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weigh
 
 
 def _show(reports: list[dict[str, Any]], title: str) -> None:
-    columns = ["estimator", "weights", "cost", "NLL", "its noise", "95% interval of log p(x)", "evaluations", "kind"]
+    columns = ["estimator", "weights", "expected cost", "NLL", "its noise", "95% interval of log p(x)", "evaluations", "kind"]
     rows = [[report["estimator"], Weights(None, report["steps"]).name, f"{report['expected_cost']:.4g}",
              f"{report['nll']:.3f} ± {number(report['stderr'])}",
              "" if report["noise_stderr"] is None else number(report["noise_stderr"]), interval(report), str(report["cost"]),
