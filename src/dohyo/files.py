@@ -5,9 +5,10 @@ import math
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dohyo.errors import DohyoError
 
@@ -20,12 +21,14 @@ def replacing(path: Path) -> Iterator[Path]:
     path = output_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".dohyo-{secrets.token_hex(8)}-{path.name}")
-    temporary.touch(exist_ok=False)  # with the permissions that the user's umask gives to any new file
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with temporary.open("xb") as held:  # with the permissions that the user's umask gives to any new file
+        with contextlib.suppress(OSError):  # a file system without locks
+            _lock(held)
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -64,11 +67,26 @@ def resolved(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Delete the temporary files of killed processes, of one file or of all; only for whoever is the only writer here."""
+    """Delete the temporary files of killed processes, of one file or of all; folders too, so be the only one who makes them."""
     for path in folder.glob(".dohyo-*"):
         ours = _TEMPORARY.fullmatch(path.name)
-        if ours and name in (None, ours[1]) and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if not ours or name not in (None, ours[1]) or path.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # somebody else has removed it, or is writing it
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                with path.open("rb") as file:
+                    _lock(file)
+                    path.unlink()
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Mark a temporary file as one that is being written, until it is closed or the process ends; an OSError if it is one."""
+    if sys.platform != "win32":  # which does not let anybody delete an open file
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def plain(value: Any) -> Any:

@@ -53,6 +53,13 @@ def test_the_users_umask_holds(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
+def test_a_file_that_is_being_written_is_no_leftover(tmp_path: Path) -> None:
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_text("whole")
+        remove_leftovers(tmp_path)
+    assert (tmp_path / "file").read_text() == "whole"
+
+
 def test_only_leftovers_of_ours_are_removed(tmp_path: Path) -> None:
     mine = [
         ".my-notes123.txt",

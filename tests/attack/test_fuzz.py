@@ -29,7 +29,7 @@ TRAIN = shlex.split(
     "encoder k-draw baseline clip-datum test-terms replicas config resume"
 )
 BYTES = [b"[" * 200, b"null", b"-", b"\n", b"1e999", b'"', b"&a"]
-EVALUATE = ["estimator", "split", "replicates", "target-stderr", "max-rows", "out", "seed", "device", "config"]
+EVALUATE = ["anneal", "estimator", "split", "replicates", "target-stderr", "max-rows", "out", "seed", "device", "config"]
 ESTIMATE = ["estimator", "cost", "replicates", "confidence", "seed", "key", "out", "plot", "config"]
 
 
@@ -49,7 +49,7 @@ def test_options(length: settings, run: Path, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "w.csv").write_text("0.5,1.5,-0.5,0.1\n0.2,0.3,0.4,0.5\n")
     commands = {
         "train": (["--out", str(run)], TRAIN),
-        "evaluate": ([str(run), "--cost", "1"], EVALUATE),
+        "evaluate": ([str(run), "--anneal", "0", "--cost", "1"], EVALUATE),
         "estimate": (["w.csv"], ESTIMATE),
     }
 
@@ -92,7 +92,11 @@ def test_damaged_files(length: settings, run: Path) -> None:
                 check(answer_here(["estimate", str(folder / name), "--estimator", "elbo", "--cost", "1", "--json"]))
                 return
             check(answer_here(["report", "run", "--json"]))
-            check(answer_here(["evaluate", "run", "--estimator", "elbo", "--cost", "1", "--device", "cpu", "--json"]))
+            check(
+                answer_here(
+                    ["evaluate", "run", "--anneal", "0", "--estimator", "elbo", "--cost", "1", "--device", "cpu", "--json"]
+                )
+            )
             if name != "config.yaml":  # which may ask for any length of training
                 check(answer_here(["train", "--resume", "run", "--device", "cpu", "--json"]))
 

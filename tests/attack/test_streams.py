@@ -61,7 +61,7 @@ def test_signals(number: signal.Signals, tmp_path: Path) -> None:
     assert train.exitcode == 128 + number
     assert error.read_text() == "dohyo: interrupted; continue with: dohyo train --resume a\n"
     assert (tmp_path / "a/.dohyo.lock").read_bytes() == b""
-    line = real.command("evaluate", "a", "--estimator", "iwae", "--cost", "1e9", "--device", "cpu")
+    line = real.command("evaluate", "a", "--anneal", "0", "--estimator", "iwae", "--cost", "1e9", "--device", "cpu")
     evaluate = real.started(line, tmp_path, out, error)
     time.sleep(4)
     os.kill(evaluate.pid or 0, number)

@@ -59,7 +59,7 @@ def test_the_second_is_told_who_is_first(alone: Path, tmp_path: Path, monkeypatc
         assert "already holds a run" in answer.error or f"is being written by process {first.pid} on " in answer.error
     assert "is being written" in answer.error
     assert (tmp_path / "a/config.yaml").read_bytes() == config
-    assert answer_here(["evaluate", "a", "--estimator", "iwae", "--cost", "2", "--device", "cpu"]).status == 0
+    assert answer_here(["evaluate", "a", "--anneal", "0", "--estimator", "iwae", "--cost", "2", "--device", "cpu"]).status == 0
     first.kill()
     first.join()
     with only_writer(tmp_path / "a"):

@@ -7,8 +7,8 @@ from typing import Any
 from jsonargparse import Namespace
 
 import dohyo
-from dohyo.errors import DohyoError
-from dohyo.evaluation import isolated
+from dohyo.errors import DohyoError, check_seed
+from dohyo.evaluation import check_sizes, isolated
 from dohyo.lab.cli.screen import number, say, show_table
 from dohyo.lab.experiments.annealing import Anneal, check_anneal, choose_weights
 from dohyo.lab.experiments.density import DensityRun
@@ -25,6 +25,7 @@ The z that simulated data came from is an exact draw of the posterior, so chains
 above. If the bounds cross, weights or samples of the model are wrong. What is found goes to sandwich.json in the run's folder.
 """
 SEED, TUNED_ON = 5_000_011, 256  # added to the user's, for the data that chains are tuned on, and how many
+_MOST = 1_000_000  # data, or chains of each
 
 
 def parser() -> Parser:
@@ -43,9 +44,11 @@ def parser() -> Parser:
 def run(options: Namespace) -> int:
     trained = DensityRun.open(options.run)
     check_anneal(options.anneal)
+    check_seed("--seed", options.seed)
     for name, least in (("count", 2), ("chains", 1)):
-        if options[name] < least:
-            raise DohyoError(f"--{name} is {options[name]}; it must be at least {least}")
+        if not least <= options[name] <= _MOST:
+            raise DohyoError(f"--{name} is {options[name]}; it must be at least {least} and at most {_MOST}")
+    check_sizes(options.count, options.chains, options.max_rows)
     fabric = launch(options.device)
     model: Any = trained.trained().to(fabric.device)
     if not hasattr(model, "sample_joint"):

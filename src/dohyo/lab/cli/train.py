@@ -44,6 +44,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
     if "test_nll_annealed" in result:
         chains = f"{result['test_chains']} chains of {result['anneal']} leapfrogs"
         lines.append(f"by {chains}: {number(result['test_nll_annealed'])} ± {number(result['test_nll_annealed_stderr'])}")
+        lines += [f"{chains}: verdict: {verdict['reason']}" for verdict in [result.get("verdict_annealed")] if verdict]
     if replicas:
         each = ", ".join(number(replica["test_nll"]) for replica in replicas)
         lines.append(f"each: {each}; their standard deviation is {number(result['test_nll_spread'])}")

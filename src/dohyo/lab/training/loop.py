@@ -36,7 +36,7 @@ def fit(
     """Train on data, and yield a record after each epoch; `model` holds the best parameters once the loop has run to its end.
 
     With a folder, the run continues from the checkpoint there, if any, and writes checkpoint.pt, metrics.jsonl and
-    TensorBoard's files. Under torchrun each process gets its own part of every batch.
+    TensorBoard's files; nobody else can write there meanwhile. Under torchrun each process gets its own part of every batch.
 
     Args:
         data: A data set; a tensor, of which a tenth is held out for validation; or a pair (train, valid), each a tensor or
