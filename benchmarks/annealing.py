@@ -85,7 +85,7 @@ def load_vae(path: Path) -> VAE:
 def images(count: int, seed: int) -> dict[str, Tensor]:
     """Binary images of each kind, `count` of them, chosen at random."""
     generator = torch.Generator().manual_seed(seed)
-    mnist, omniglot = load("mnist").test, load("omniglot").test
+    mnist, omniglot = load("mnist").flat().test, load("omniglot").flat().test
     order = torch.randperm(len(mnist), generator=generator)
     turned = mnist[order[count : 2 * count]].view(-1, 28, 28).rot90(1, (1, 2)).reshape(count, -1)
     characters = omniglot[torch.randperm(len(omniglot), generator=generator)[:count]]

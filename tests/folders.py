@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 
 from dohyo.lab.cli import main
 
+_MADE = tempfile.TemporaryDirectory()
 SMALL = ["--hidden", "8", "--latent", "2", "--device", "cpu"]
 
 
@@ -58,6 +60,15 @@ def _picture(suffix: str) -> bytes:
 
 def write_runs(folder: Path, *names: str) -> Path:
     """Runs of these names: of each command, with replicas, and one that was stopped before its result."""
+    for name in names:
+        left = shutil.ignore_patterns("result.json", "*.png", "tensorboard") if name == "unfinished" else None
+        shutil.copytree(_made("iwae" if name == "unfinished" else name), folder / name, ignore=left)
+    return folder
+
+
+@cache
+def _made(name: str) -> Path:
+    """A run, made once for all tests of a process; they get copies."""
     train = ["train", "--epochs", "2", "--test-terms", "5", "--valid-terms", "2", *SMALL]
     lines = {
         "iwae": [*train, "--estimator", "iwae", "--cost", "5"],
@@ -66,10 +77,6 @@ def write_runs(folder: Path, *names: str) -> Path:
                    "--test-draws", "25", "--test-terms", "5", *SMALL],
         "bits": ["qpbo", "--variables", "10", "--steps", "20", "--check-every", "10", *SMALL],
     }  # fmt: skip
-    for name in names:
-        if name == "unfinished":
-            left = shutil.ignore_patterns("result.json", "*.png", "tensorboard")
-            shutil.copytree(folder / "iwae", folder / name, ignore=left)
-        else:
-            assert main([*lines[name], "--out", str(folder / name), "--json"]) == 0
+    folder = Path(_MADE.name, name)
+    assert main([*lines[name], "--out", str(folder), "--json"]) == 0
     return folder

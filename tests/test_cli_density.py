@@ -152,7 +152,7 @@ def test_users_own_data_and_module(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     generator = np.random.default_rng(0)
     np.savez("grey.npz", train=generator.random((300, 5, 5)), test=generator.random((50, 5, 5)))
     real = generator.standard_normal((400, 6)) @ generator.standard_normal((6, 6)) * 10 + 100
-    np.save("real.npy", real.reshape(400, 2, 3).astype(np.float32))  # images: 64 line plots take five seconds
+    np.save("real.npy", real.reshape(400, 2, 3).astype(np.float32))
     Path("mine.py").write_text(
         "import torch\nfrom torch import nn\n\n"
         "class Mixture(nn.Module):\n"
@@ -179,6 +179,58 @@ def test_users_own_data_and_module(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert low < json.loads(capsys.readouterr().out)["nll"] < high
     assert main(["sample", "own"]) == 2
     assert "sample_mean" in capsys.readouterr().err
+
+
+def test_the_guides_convolutions_and_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model in docs/guides/train.md as it stands there, on images of the same size from three sources; and a CSV file."""
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parent.parent / "docs/guides/train.md").read_text(encoding="utf-8")
+    code = guide.partition("With a file `mine.py` like this,\n\n```python\n")[2].partition("```")[0]
+    Path("guides_mine.py").write_text(code)
+    levels = np.random.default_rng(0).integers(0, 17, (60, 64))
+    Path("levels.csv").write_text("\n".join(",".join(map(str, row)) for row in levels))
+    own = ["--model", "guides_mine:conv", "--estimator", "iwae", "--cost", "2", *SMALL, "--epochs", "1", "--data"]
+    assert main(["train", *own, "digits", "--encoder", "dreg", "--out", "a"]) == 0, capsys.readouterr().err
+    assert "digits: 1x8x8 floats from 0 to 1, read as grey; 1,297 to train on" in capsys.readouterr().out
+    assert main(["evaluate", "a", "--estimator", "iwae", "--cost", "3"]) == 0
+    assert main(["sample", "a", "--reconstruct", "--count", "3", "--out", "r.png"]) == 0
+    assert main(["train", *own, "levels.csv", "--out", "b"]) == 2
+    assert "whole numbers from 0 to 16: grey values if 16 is white, then give --data-white 16" in capsys.readouterr().err
+    assert main(["train", *own, "levels.csv", "--data-white", "16", "--out", "b"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "guides_mine:conv raised RuntimeError: " in error
+    assert "with x (2, 64); if x has the wrong shape, change --data-shape from 64" in error
+    assert main(["train", *own, "levels.csv", "--data-white", "16", "--data-shape", "1x8x8", "--out", "b", "--json"]) == 0
+    assert (
+        json.loads(capsys.readouterr().out.splitlines()[-1])["data_read"]
+        == "whole numbers from 0 to 16, divided by 16, read as grey"
+    )
+    assert {path.name for path in Path("b").glob("*.png")} == {"learning_curves.png", "samples.png", "reconstructions.png"}
+    table = [
+        "train",
+        "--data",
+        "levels.csv",
+        "--data-kind",
+        "real",
+        "--estimator",
+        "iwae",
+        "--cost",
+        "2",
+        *SMALL,
+        "--epochs",
+        "1",
+    ]
+    assert main([*table, "--out", "c"]) == 0
+    assert {path.name for path in Path("c").glob("*.png")} == {"learning_curves.png", "marginals.png", "pairs.png"}
+    assert main(["sample", "c", "--out", "c.png"]) == 0
+    assert main(["sample", "c", "--reconstruct"]) == 2
+    assert "levels.csv is a table" in capsys.readouterr().err
+    for wrong in ("0x3", "1x", "a"):
+        assert main([*table, "--data-shape", wrong, "--out", "d"]) == 2
+        assert "such as 1x28x28" in capsys.readouterr().err
 
 
 def test_config_files(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,9 +72,9 @@ def test_help_lists_the_choices(command: str, texts: list[str], capsys: pytest.C
 @pytest.mark.parametrize(
     ("config", "names"),
     [
-        (DensityConfig(), "max_rows checkpoint_seconds device epochs stop_patience program data_dir test_terms"),
-        (ReverseKLConfig(), "max_rows checkpoint_seconds device steps max_seconds on_divergence test_draws test_terms"),
-        (QPBOConfig(variables=3), "max_rows checkpoint_seconds device steps max_seconds instance"),
+        (DensityConfig(), "max_rows checkpoint_seconds max_seconds device epochs stop_patience program data_dir test_terms"),
+        (ReverseKLConfig(), "max_rows checkpoint_seconds max_seconds device steps on_divergence test_draws test_terms anneal"),
+        (QPBOConfig(variables=3), "max_rows checkpoint_seconds max_seconds device steps instance"),
     ],
 )
 def test_what_a_resumed_run_may_change(config: StepConfig, names: str) -> None:

@@ -154,9 +154,9 @@ def stale(dimension: int) -> LinearGaussian:
 
 
 def test_the_score_of_the_linear_gaussian_model() -> None:
-    problem, batches = stale(3), 300
+    problem, batches = stale(3), 60
     torch.manual_seed(0)
-    x = problem.sample(100).detach()
+    x = problem.sample(500).detach()
     exact = problem.exact_score(x).detach().sum(0)
 
     def scores(estimator: Estimator) -> Tensor:

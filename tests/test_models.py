@@ -141,7 +141,7 @@ def test_a_frozen_posterior_depends_on_z_alone() -> None:
 def gradients(model: LatentVariableModel, x: Tensor, power: int, frozen: bool) -> Tensor:
     """(blocks, parameters): phi-gradients of sum_i w~_i^power log w_i, each averaged over one block of draws of IWAE_3."""
     torch.manual_seed(0)
-    blocks, block, k = 300, 100, 3
+    blocks, block, k = 60, 500, 3
     phi = list(model.encoder_parameters())
     rows = torch.zeros(block * k, dtype=torch.long)
     samples = []

@@ -195,10 +195,12 @@ def test_a_module_without_an_encoder(digits: Dataset) -> None:
             return torch.distributions.Bernoulli(logits=self.logits[z], validate_args=False).log_prob(x[rows]).sum(-1)
 
     torch.manual_seed(0)
-    records = list(fit(Mixture(), digits, MaximumLikelihood(IWAE(5)), LoopConfig(epochs=5, learning_rate=0.05, device="cpu")))
+    records = list(
+        fit(Mixture(), digits.flat(), MaximumLikelihood(IWAE(5)), LoopConfig(epochs=5, learning_rate=0.05, device="cpu"))
+    )
     assert records[-1]["valid_nll"] < records[0]["valid_nll"] - 1
     with pytest.raises(ValueError, match=r"Mixture has no bind\(x, detach_posterior"):
-        next(fit(Mixture(), digits, MaximumLikelihood(MultilevelRR(2)), LoopConfig(device="cpu")))
+        next(fit(Mixture(), digits.flat(), MaximumLikelihood(MultilevelRR(2)), LoopConfig(device="cpu")))
 
 
 def test_a_strangers_checkpoint_cannot_run_code(tmp_path: Path) -> None:

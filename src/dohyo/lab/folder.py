@@ -25,12 +25,13 @@ CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"  # one record for each epoch
 TENSORBOARD = "tensorboard"
 RESULT = "result.json"  # written last: it says that the run is finished
+TEST_VALUES, VALUES = "test.npz", "evaluation.npz"  # each datum's log p(x), by `dohyo train` and by `dohyo evaluate`
 DRAWS = "draws.npz"  # of reverse KL
 EVALUATION, SANDWICH = "evaluation.json", "sandwich.json"  # what the commands of these names found last
 ANNEALING = "annealing.json"  # constants of chains, with what they were tuned for
 LOG_LIKELIHOOD = "log_likelihood.png"
 LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS = "learning_curves.png", "samples.png", "reconstructions.png"
-DENSITY, MARGINALS = "density.png", "marginals.png"
+DENSITY, MARGINALS, PAIRS = "density.png", "marginals.png", "pairs.png"
 LOCK = ".dohyo.lock"  # held by the process that writes here, and names it; empty at other times
 
 # A study's folder: cells/NAME.json for each finished cell, work/NAME for the run of a cell, and the pictures. The lock of a cell

@@ -93,6 +93,8 @@ def _completed(
 ) -> dict[str, Any]:
     try:
         run.check(fabric)
+        for line in () if quiet else run.notes:
+            say(line)
         return _train(run, fabric, quiet, interrupted, note)
     except RuntimeError as error:
         if not _from_peers(error):
@@ -145,5 +147,7 @@ def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Cal
         def on_test(done: int, total: int) -> None:
             progress.update(testing, completed=done, total=total, visible=True)
 
+        if unit == "step":  # an epoch is what lies between two checks, which can take long
+            run.parts[1].on_step = lambda step: progress.update(training, completed=step)
         result: dict[str, Any] = run.train(fabric, on_epoch, on_test)
         return result

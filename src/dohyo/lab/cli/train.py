@@ -13,7 +13,8 @@ _EXAMPLES = """examples:
   dohyo train --data digits --estimator sumo --cost 15 --epochs 20 --seed 0 --out runs/a
   dohyo train --resume runs/a --epochs 40
   dohyo train --data mnist --estimator iwae --cost 5 --encoder dreg --out runs/b
-  dohyo train --data mine.npz --model package.module:Class --out runs/c
+  dohyo train --data mine.csv --estimator iwae --cost 10 --out runs/c
+  dohyo train --data photos/ --model package.module:name --out runs/f
   dohyo train --data digits --estimator sumo --cost 15 --epochs 20 --replicas 3 --out runs/e
   torchrun --nproc-per-node 2 -m dohyo train --data digits --estimator sumo --cost 15 --epochs 2 --out runs/d
 
@@ -43,6 +44,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
     if "test_nll_annealed" in result:
         chains = f"{result['test_chains']} chains of {result['anneal']} leapfrogs"
         lines.append(f"by {chains}: {number(result['test_nll_annealed'])} ± {number(result['test_nll_annealed_stderr'])}")
+        lines += [f"{chains}: verdict: {verdict['reason']}" for verdict in [result.get("verdict_annealed")] if verdict]
     if replicas:
         each = ", ".join(number(replica["test_nll"]) for replica in replicas)
         lines.append(f"each: {each}; their standard deviation is {number(result['test_nll_spread'])}")

@@ -6,7 +6,6 @@ As in `readers`, errors do not name the folder; the caller does.
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +30,8 @@ def read_images(folder: Path) -> Arrays:
         if not paths:
             where = f"its subfolder {split}" if splits else "it"
             raise DohyoError(f"{where} holds no images; those are files that end in {', '.join(ENDINGS)}")
-    everything = [_opened(path, folder) for paths in files.values() for path in paths]
-    colour = any(image.ndim == 3 for image in everything)
-    pixels = _stacked(everything, [path for paths in files.values() for path in paths], folder, colour)
-    ends = np.cumsum([len(paths) for paths in files.values()])[:-1]
+    pixels = _stacked([path for own in files.values() for path in own], folder)
+    ends = np.cumsum([len(own) for own in files.values()])[:-1]
     return dict(zip(files, np.split(pixels, ends), strict=True))
 
 
@@ -48,7 +45,7 @@ def _opened(path: Path, folder: Path) -> NDArray[np.uint8]:
     """One image, (height, width) or (height, width, 3)."""
     from PIL import Image  # here, because it takes a while to import
 
-    name = ascii(str(path.relative_to(folder)))[1:-1]  # a name from the disk may hold anything
+    name = _shown(path, folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Pillow only warns about images so large that they may be meant to fill the memory
         try:
@@ -70,15 +67,25 @@ def _opened(path: Path, folder: Path) -> NDArray[np.uint8]:
     return rgb[..., 0] if (rgb == rgb[..., :1]).all() else rgb  # grey saved as colour is grey
 
 
-def _stacked(images: Sequence[NDArray[Any]], paths: Sequence[Path], folder: Path, colour: bool) -> NDArray[np.uint8]:
-    height, width = images[0].shape[:2]
-    for image, path in zip(images, paths, strict=True):
+def _stacked(paths: Sequence[Path], folder: Path) -> NDArray[np.uint8]:
+    """(n, 1 or 3, height, width)."""
+    images: list[NDArray[np.uint8]] = []
+    for path in paths:
+        image = _opened(path, folder)
+        height, width = (images or [image])[0].shape[:2]
         if image.shape[:2] != (height, width):
-            names = [ascii(str(one.relative_to(folder)))[1:-1] for one in (path, paths[0])]
-            sizes = f"{names[0]} is {image.shape[1]} x {image.shape[0]} and {names[1]} {width} x {height}"
-            raise DohyoError(f"{sizes}; all images must have one size: resize them, or keep those of one size")
-    shape = (len(images), 3 if colour else 1, height, width)
-    pixels = np.empty(shape, np.uint8)
+            sizes = f"{image.shape[1]} x {image.shape[0]} and {_shown(paths[0], folder)} {width} x {height}"
+            raise DohyoError(
+                f"{_shown(path, folder)} is {sizes}; all images must have one size: resize them, or keep those of one size"
+            )
+        images.append(image)
+    colour = any(image.ndim == 3 for image in images)
+    pixels = np.empty((len(images), 3 if colour else 1, height, width), np.uint8)
     for i, image in enumerate(images):
         pixels[i] = image.transpose(2, 0, 1) if image.ndim == 3 else image
     return pixels
+
+
+def _shown(path: Path, folder: Path) -> str:
+    """The name of a file in one line: on the disk it may hold anything."""
+    return ascii(str(path.relative_to(folder)))[1:-1]

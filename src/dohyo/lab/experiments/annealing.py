@@ -20,6 +20,7 @@ from dohyo.lab.folder import ANNEALING, LOG_LIKELIHOOD, Values, read_json, write
 from dohyo.packing import rows
 from dohyo.verdict import heavy_share
 
+MOST_STEPS = 10_000
 Anneal = int | Literal["auto"]
 EXAMINED, WEIGHTS = 64, 500  # data, and weights of each, by which auto decides
 ENCODER_WEIGHTS, CHAINS = 4096, 200  # of each of as many data in the picture; as many chains are enough for their k-hat
@@ -79,8 +80,10 @@ def choose_weights(
 
 
 def check_anneal(anneal: Anneal) -> None:
-    if anneal != "auto" and anneal < 0:
-        raise DohyoError(f"--anneal is {anneal}; it must be a whole number of steps, 0 for the encoder's weights, or auto")
+    if anneal != "auto" and not 0 <= anneal <= MOST_STEPS:
+        raise DohyoError(
+            f"--anneal is {anneal}; it must be a whole number of steps, at most {MOST_STEPS}, 0 for the encoder's own, or auto"
+        )
 
 
 def _constants(

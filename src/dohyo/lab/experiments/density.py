@@ -19,10 +19,22 @@ from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain, resolved
 from dohyo.lab.data import NAMES, Dataset, load
+from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
-from dohyo.lab.folder import CHECKPOINT, LEARNING_CURVES, RECONSTRUCTIONS, SAMPLES, read_records, replica_folder, write_result
+from dohyo.lab.folder import (
+    CHECKPOINT,
+    LEARNING_CURVES,
+    MARGINALS,
+    PAIRS,
+    RECONSTRUCTIONS,
+    SAMPLES,
+    TEST_VALUES,
+    read_records,
+    replica_folder,
+    write_result,
+)
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import option
 from dohyo.lab.training.loop import Diverged, check
@@ -37,31 +49,27 @@ Baseline = Literal["zero", "running"]
 DataKind = Literal["auto", "binary", "grey", "real"]
 _MOST_REPLICAS, _MOST_TERMS, _LARGEST_DATUM = 1000, 100_000, 2**20
 Clip = float | Literal["auto"] | None
+SAMPLED = 1000  # samples of the model in the pictures of a table
 
 
 @dataclass
 class DensityConfig(EstimatorConfig, LoopConfig):
     """A run of density modelling."""
 
-    data: str = option(
-        "digits", "digits, mnist, mnist-static, omniglot; a .npy, .npz, .csv or .parquet file; or a folder of images."
-    )
+    data: str = option("digits", "What to train on: a name; a .npy, .npz, .csv or .parquet file; or a folder of images.")
     data_dir: Path | None = option(
         None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
     )
-    data_kind: DataKind = option(
-        "auto", "What the numbers are: binary (0 and 1), grey (the probability that a pixel is one), real; auto looks at them."
-    )
+    data_kind: DataKind = option("auto", "What the numbers of a file are.")
     data_white: float | None = option(
         None, "The grey value that is white, such as 16; needed where whole numbers do not reach 255."
     )
     data_shape: str | None = option(None, "The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.")
     data_seed: int | None = option(
-        None, "Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it."
+        None,
+        "The seed of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.",
     )
-    model: str = option(
-        "vae", "vae, vae2 (two stochastic layers), or package.module:name, your own nn.Module or a function that returns one."
-    )
+    model: str = option("vae", "The model by name, or package.module:name, your own nn.Module or a function that returns one.")
     latent: int = 50
     init_from: Path | None = option(
         None, "The folder of a run whose best parameters this one begins with; of replicas, each with its own."
@@ -73,8 +81,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     )
     estimator: str | None = option(  # type: ignore[assignment]  # a name once it is made
         None,
-        "What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; by default sumo, and iwae "
-        "over chains.",
+        "What theta follows; by default sumo, and iwae over chains.",
     )
     cost: float | None = option(  # type: ignore[assignment]
         None,
@@ -86,8 +93,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     encoder: Encoder | None = option(
         None, "What phi follows; by default same for bounds, and dreg for unbiased estimators and chains."
     )
-    k_draw: KDraw = option("batch", "One K for a batch, or one for each datum.")
-    baseline: Baseline = option("zero", "For encoder variance.")
+    k_draw: KDraw = option("batch", "How often K is drawn.")
+    baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
     clip_datum: float | None = option(None, "The largest sum of one datum's coefficients; null for no such clipping.")
     clip_decoder: Clip = option(
         "auto", "The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators."
@@ -176,6 +183,12 @@ class DensityRun(Run[DensityConfig]):
     @cached_property
     def task(self) -> OnData:
         return OnData(self.data) if self.of is None else self.of.task  # replicas share it: the data are in memory once
+
+    @property
+    def notes(self) -> list[str]:
+        data = self.data
+        splits = f"{len(data.train):,} to train on, {len(data.valid):,} to validate, {len(data.test):,} to test"
+        return [f"{data.name}: {'x'.join(map(str, data.shape))} {data.about}; {splits}"]
 
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
         config, x = self.config, self.data.train_batch(torch.arange(min(2, len(self.data.train))))
@@ -285,9 +298,9 @@ class DensityRun(Run[DensityConfig]):
         spread = statistics.stdev(nlls) if None not in nlls else None
         stderr = None if spread is None else spread / math.sqrt(len(nlls))
         own = {"seed": self.config.seed, "warnings": sorted({line for result in results for line in result["warnings"]})}
-        verdicts = [result["verdict"] for result in results if result.get("verdict")]
-        if verdicts:
-            own["verdict"] = min(verdicts, key=lambda verdict: {False: 0, None: 1, True: 2}[verdict["trusted"]])  # the worst
+        for key in ("verdict", "verdict_annealed"):
+            if verdicts := [result[key] for result in results if result.get(key)]:
+                own[key] = min(verdicts, key=lambda verdict: (False, None, True).index(verdict["trusted"]))  # the worst
         return mean | own | {"test_nll_spread": spread, "test_nll_mean_stderr": stderr, "replicas": results}
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
@@ -306,10 +319,11 @@ class DensityRun(Run[DensityConfig]):
             found = test_by(trained, terms)
             chains = {
                 "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": terms,
-                "anneal": config.anneal,
+                "anneal": config.anneal, "verdict_annealed": found.verdict.to_dict(),
             }  # fmt: skip
         records = read_records(self.folder)
         if fabric.is_global_zero:
+            save_evaluation(self.folder / TEST_VALUES, test, IWAE(config.test_terms), run=str(self.folder), split="test")
             self._plot(model.cpu(), records)
         numbers = load_checkpoint(self.folder)["numbers"]
         return {
@@ -321,6 +335,7 @@ class DensityRun(Run[DensityConfig]):
             "valid_nll": numbers["best_score"],
             **about_estimator(config, config.objective().estimator),
             "data": config.data,
+            "data_read": data.about,
             "model": config.model,
             "best_epoch": numbers["best_epoch"],
             "verdict": test.verdict.to_dict(),
@@ -328,17 +343,24 @@ class DensityRun(Run[DensityConfig]):
         }
 
     def _plot(self, model: Any, records: list[dict[str, Any]]) -> None:
-        from dohyo.lab.plots.runs import plot_images, plot_learning_curves, plot_reconstructions
+        from dohyo.lab.plots.runs import is_image, plot_images, plot_learning_curves, plot_reconstructions
+        from dohyo.lab.plots.tables import plot_columns, plot_pairs
 
+        data, folder = self.data, self.folder
         if records:
-            plot_learning_curves(records, self.folder / LEARNING_CURVES)
+            plot_learning_curves(records, folder / LEARNING_CURVES)
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
+            if not is_image(data.shape):
+                if hasattr(model, "sample"):
+                    samples = model.sample(SAMPLED)
+                    plot_columns(data.test, samples, data.columns, folder / MARGINALS)
+                    plot_pairs(data.test, samples, data.columns, folder / PAIRS)
+                return
             if hasattr(model, "sample_mean"):
-                plot_images(model.sample_mean(64), self.data.shape, self.folder / SAMPLES, title="means of samples")
+                plot_images(model.sample_mean(64), data.shape, folder / SAMPLES, title="means of samples")
             if hasattr(model, "reconstruct"):
-                x = self.data.test[:16]
-                plot_reconstructions(x, model.reconstruct(x), self.data.shape, self.folder / RECONSTRUCTIONS)
+                plot_reconstructions(data.test[:16], model.reconstruct(data.test[:16]), data.shape, folder / RECONSTRUCTIONS)
 
 
 def begin_with(model: nn.Module, folder: Path) -> None:

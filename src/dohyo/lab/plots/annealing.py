@@ -46,6 +46,7 @@ def plot_approach(encoder: Tensor, chains: Tensor, evaluations: int, steps: int,
              title=f"log p(x) of {len(encoder)} data: {value:.2f} ± {error:.2g} by annealed weights")  # fmt: skip
     seen = [y for name in curves for x, y in zip(numbers[name]["evaluations"], numbers[name]["log_px"], strict=True) if x >= FROM]
     if seen:
+        axis.set_xlim(left=FROM / 2)
         axis.set_ylim(span(np.array([*seen, value - 2 * error, value + 2 * error]), 0.05))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     tidy(axis)

@@ -6,7 +6,6 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from dohyo.errors import DohyoError
@@ -17,7 +16,6 @@ from dohyo.lab.plots.picture import (
     bulk,
     dots,
     mark_beyond,
-    padded,
     plain_numbers,
     read_curves,
     span,
@@ -27,7 +25,6 @@ from dohyo.lab.plots.picture import (
 
 _KEYS = ("epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", "clipped_encoder")
 _TILE = 0.75  # inches, the side of one image
-_PANEL = (1.5, 1.0)  # inches, one line plot
 
 
 def plot_learning_curves(records: Records, path: Path) -> None:
@@ -75,19 +72,18 @@ def plot_learning_curves(records: Records, path: Path) -> None:
 
 
 def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int | None = None, title: str | None = None) -> None:
-    """A grid of images for a shape (height, width), or of line plots for a shape (length,).
+    """A grid of images of a shape (height, width).
 
-    Ones in the shape are dropped. (3, height, width) and (height, width, 3) are colours; anything else is plotted as lines.
+    Ones in a longer shape are dropped, and (3, height, width) and (height, width, 3) are colours.
 
     Args:
         images: (n, *shape) or flat, (n, d), such as `model.sample_mean(64)`.
-        columns: How many in a row; by default the grid is about square, with four to eight line plots in a row.
+        columns: How many in a row; by default the grid is about square.
     """
     values = _values(images, shape, "images")
     if columns is not None and columns < 1:
         raise DohyoError(f"columns is {columns}; it must be at least 1")
-    square = math.ceil(math.sqrt(len(values)))
-    width = min(len(values), columns or (square if values.ndim > 2 else min(8, max(4, square))))
+    width = min(len(values), columns or math.ceil(math.sqrt(len(values))))
     rows = [list(values[start : start + width]) for start in range(0, len(values), width)]
     figure = _grid(rows, title)
     write_picture(figure, {"shape": shape, "columns": width, "images": _array(images)}, path)
@@ -98,12 +94,12 @@ def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, .
 
     Args:
         x, reconstructions: (n, *shape) or flat, (n, d).
-        shape: (height, width) for images, (length,) for line plots; others as for `plot_images`.
+        shape: As for `plot_images`.
     """
     above, below = _values(x, shape, "x"), _values(reconstructions, shape, "reconstructions")
     if len(above) != len(below):
         raise DohyoError(f"there are {len(above)} data and {len(below)} reconstructions; give one for each")
-    width = min(len(above), 10 if above.ndim > 2 else 4)
+    width = min(len(above), 10)
     rows = []
     for start in range(0, len(above), width):
         rows += [list(above[start : start + width]), list(below[start : start + width])]
@@ -117,28 +113,35 @@ def _array(images: Tensor) -> Array:
     return images.detach().cpu().double().flatten(1).numpy()
 
 
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether data of this shape are images; others are shown as tables (`dohyo.lab.plots.tables`)."""
+    sides = _sides(shape)
+    return len(sides) == 2 or (len(sides) == 3 and 3 in (sides[0], sides[2]))
+
+
+def _sides(shape: tuple[int, ...]) -> list[int]:
+    return [side for side in shape if side > 1] if len(shape) > 2 else list(shape)
+
+
 def _values(images: Tensor, shape: tuple[int, ...], name: str) -> Array:
-    """(n, length), (n, height, width) or (n, height, width, 3), NaN where not finite."""
-    if not shape or min(shape) < 1:
-        raise DohyoError(f"shape is {shape}; it must be (height, width) for images or (length,) for line plots")
+    """(n, height, width) or (n, height, width, 3), NaN where not finite."""
+    if not is_image(shape) or min(shape) < 1:
+        raise DohyoError(f"shape is {shape}; it must be (height, width), or that and 3 colours")
     if images.ndim < 2 or len(images) == 0 or images.shape[1:].numel() != math.prod(shape):
         raise DohyoError(
             f"{name} are {tuple(images.shape)}, shape {shape} needs (n, {math.prod(shape)}) or (n, *shape), n at least 1"
         )
-    flat = _array(images)
+    flat, sides = _array(images), _sides(shape)
     flat = np.where(np.isfinite(flat), flat, math.nan)
-    sides = [side for side in shape if side > 1] if len(shape) > 2 else list(shape)
-    if len(sides) == 3 and sides[0] == 3:
-        return np.moveaxis(flat.reshape(-1, *sides), 1, -1)
-    return flat.reshape(-1, *sides) if len(sides) == 2 or (len(sides) == 3 and sides[2] == 3) else flat
+    return np.moveaxis(flat.reshape(-1, *sides), 1, -1) if len(sides) == 3 and sides[0] == 3 else flat.reshape(-1, *sides)
 
 
 def _grid(rows: list[list[Array]], title: str | None, labels: tuple[str, ...] = ()) -> Figure:
-    """Rows of images or line plots. With labels, that many rows form a group, named at the left."""
+    """Rows of images. With labels, that many rows form a group, named at the left."""
     everything = np.concatenate([value.ravel() for row in rows for value in row])
     finite = everything[np.isfinite(everything)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    figure = (_line_grid if rows[0][0].ndim == 1 else _image_grid)(rows, labels, low, high)
+    figure = _image_grid(rows, labels, low, high)
     if title:
         width, height = figure.get_size_inches()
         figure.set_size_inches(max(width, 0.1 * len(title) + 0.2), height + 0.3)
@@ -176,26 +179,4 @@ def _image_grid(rows: list[list[Array]], labels: tuple[str, ...], low: float, hi
     axis.tick_params(length=0)
     if key:
         figure.colorbar(picture, ax=axis, shrink=0.8, aspect=30).ax.tick_params(labelsize=SMALL)
-    return figure
-
-
-def _line_grid(rows: list[list[Array]], labels: tuple[str, ...], low: float, high: float) -> Figure:
-    """One small line plot for each datum, all on the same axes."""
-    columns, length = len(rows[0]), len(rows[0][0])
-    figure = Figure(figsize=(columns * _PANEL[0] + 0.9, len(rows) * _PANEL[1] + 0.6), layout="constrained")
-    panels = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
-    for i, row in enumerate(rows):
-        colour = f"C{i % len(labels)}" if labels else "C0"
-        for panel, values in zip(panels[i], row, strict=False):
-            panel.plot(range(length), values, color=colour, linewidth=1, **dots(values, 4))
-        for column in range(len(row), columns):
-            panels[i][column].set_axis_off()
-            panels[i - 1][column].tick_params(labelbottom=True)  # the lowest of its column now
-        for panel in panels[i]:
-            tidy(panel)
-            panel.tick_params(labelsize=SMALL)
-        if labels:
-            panels[i][0].set_ylabel(labels[i % len(labels)], fontsize=SMALL + 1)
-    panels[0][0].set(ylim=padded(low, high, 0.08), xlim=padded(0, length - 1, 0.04))
-    panels[0][0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
     return figure

@@ -10,6 +10,7 @@ from dohyo.lab.folder import (
     LEARNING_CURVES,
     LOG_LIKELIHOOD,
     MARGINALS,
+    PAIRS,
     RECONSTRUCTIONS,
     RESULT,
     SAMPLES,
@@ -27,10 +28,12 @@ _CONFIG = {
     "policy": _TEXT, "variables": _WHOLE, "instance": _TEXT, "index": _WHOLE, "reward": _TEXT, "entropy": _NUMBER,
 }  # fmt: skip
 _RESULT = {"epochs": float | int, "steps": float | int, "warnings": list | None, "versions": dict | None, "diverged": bool | None,
-           "verdict": dict | None, "replicas": list | None, "moments": dict | None}  # fmt: skip
+           "verdict": dict | None, "verdict_annealed": dict | None, "replicas": list | None, "moments": dict | None}  # fmt: skip
 _NUMBERS = (
+    "test_nll_annealed", "test_nll_annealed_stderr", "test_chains", "anneal",
     "seconds", "expected_cost", "test_nll", "test_nll_stderr", "test_nll_spread", "test_terms", "valid_nll", "best_epoch",
     "reverse_kl", "reverse_kl_stderr", "objective", "training_estimate", "training_estimate_stderr", "khat",
+    "log_z", "log_z_stderr", "ess", "log_normaliser",
     "best_reward", "best_known", "gap", "mean_reward", "mean_reward_stderr", "seconds_to_best", "variables",
 )  # fmt: skip
 _OTHER = "it was written by another version of dohyo, or damaged: run it again, or leave this folder out"
@@ -111,6 +114,7 @@ class Train(Kind):
         r, replicas = self.result, self.replicas()
         return [
             (f"Test NLL by IWAE-{r.get('test_terms')}, nats", judged(with_error(r.get("test_nll"), r.get("test_nll_stderr")), r)),
+            *self._by_chains(),
             *([(f"Spread over {len(replicas)} replicas", self._spread().text)] if replicas else []),
             ("Validation NLL, nats", number(r.get("valid_nll"))),
             ("Best epoch", f"{number(r.get('best_epoch'))} of {number(r['epochs'])}"),
@@ -152,7 +156,18 @@ class Train(Kind):
             LEARNING_CURVES: f"Training and validation NLL, clipped steps and learning rate against the epoch{best}",
             SAMPLES: "A grid of the means of samples from the trained model",
             RECONSTRUCTIONS: "Test data, each with the model's reconstruction under it",
+            MARGINALS: "Histograms of each column, of the test data and of samples from the trained model",
+            PAIRS: "The first columns in pairs, test data and samples from the trained model as dots",
         }
+
+    def _by_chains(self) -> list[tuple[str, str]]:
+        """The test by chains, of a run that was trained through them."""
+        r = self.result
+        if r.get("test_nll_annealed") is None:
+            return []
+        value = with_error(r["test_nll_annealed"], r.get("test_nll_annealed_stderr"))
+        name = f"Test NLL by {number(r.get('test_chains'))} chains of {number(r.get('anneal'))} leapfrogs, nats"
+        return [(name, judged(value, {"verdict": r.get("verdict_annealed")}))]
 
     def _nll(self) -> Cell:
         return measured(self.result.get("test_nll"), self.result.get("test_nll_stderr"))
@@ -172,11 +187,18 @@ class ReverseKL(Kind):
 
     def headline(self) -> list[tuple[str, str]]:
         r = self.result
+        known = r.get("log_normaliser") is not None
+        log_z = (
+            f"log Z, exactly {number(r['log_normaliser'])}" if known else "log Z",
+            with_error(r.get("log_z"), r.get("log_z_stderr")),
+        )
+        kl = ("True reverse KL, nats" if known else "Reverse KL with it, nats", self._truth().text)
         return [
-            ("True reverse KL, nats", self._truth().text),
+            *([kl, log_z] if known or r.get("log_z") is None else [log_z, kl]),
             ("The training's own estimate", with_error(r.get("training_estimate"), r.get("training_estimate_stderr"))),
             ("Diverged", "yes" if r.get("diverged") else "no"),
-            ("k-hat of the importance weights", number(r.get("khat"), 2)),
+            ("k-hat of the importance weights", self._khat()),
+            ("Effective samples", number(r.get("ess"), 3)),
         ]
 
     def compared(self) -> Values:
@@ -192,11 +214,12 @@ class ReverseKL(Kind):
         }
 
     def tables(self) -> list[Grid]:
-        columns = ["mean", "stderr", "sd", "raw_mean", "raw_sd", "exact_mean", "exact_sd"]
-        shown = ["quantity", "mean", "its error", "sd", "mean of raw draws", "sd of raw draws", "exact mean", "exact sd"]
+        columns = ["mean", "stderr", "sd", "q2.5", "q50", "q97.5", "raw_mean", "raw_sd", "exact_mean", "exact_sd"]
+        shown = ["quantity", "mean", "its error", "sd", "2.5%", "median", "97.5%", "mean of raw draws", "sd of raw draws",
+                 "exact mean", "exact sd"]  # fmt: skip
         moments = {name: one for name, one in (self.result.get("moments") or {}).items() if isinstance(one, dict)}
         rows = [[name, *map(one.get, columns)] for name, one in moments.items()]
-        return [grid("Moments by importance weights", shown, rows)] if rows else []
+        return [grid("Moments and quantiles by importance weights", shown, rows)] if rows else []
 
     def alts(self) -> dict[str, str]:
         return {
@@ -205,8 +228,12 @@ class ReverseKL(Kind):
             LEARNING_CURVES: f"The training's estimate and the true reverse KL against the step, at last {self._truth().text}",
         }
 
+    def _khat(self) -> str:
+        khat = self.result.get("khat")
+        return number(khat, 2) + (": do not trust log Z and the moments" if khat is not None and khat > 0.7 else "")
+
     def _truth(self) -> Cell:
-        """Where log Z of the target is unknown, so is the divergence, up to that constant."""
+        """Runs of earlier versions with an unknown log Z know the divergence up to that constant."""
         known = self.result.get("reverse_kl") is not None
         value = self.result.get("reverse_kl" if known else "objective")
         return measured(value, self.result.get("reverse_kl_stderr"), "" if known else " + log Z")

@@ -65,7 +65,7 @@ class StepConfig(Options, ABC):
     unit: ClassVar[Literal["epoch", "step"]]  # what the run's length is counted in
 
     batch_size: int = option(100, "Data in a step, over all processes.")
-    optimiser: Optimiser = option("amsgrad", "AMSGrad is Adam with the maximum of its second moments; RMSprop has no momentum.")
+    optimiser: Optimiser = option("amsgrad", "The optimiser.")
     learning_rate: float = option(1e-3, "The optimiser's learning rate.")
     beta1: float = option(0.9, "Adam's beta1.")
     beta2: float = option(0.999, "Adam's beta2; for RMSprop the decay of its mean square.")
@@ -81,9 +81,12 @@ class StepConfig(Options, ABC):
     checkpoint_seconds: float = option(
         5.0, "A new checkpoint is written at the end of an epoch if the last one is older than this.", resume=True
     )
+    max_seconds: float | None = option(
+        None, "The run ends at the first check after this time of training; null for no limit.", resume=True
+    )
     seed: int = option(0, "The seed of everything: parameters, data order, noise and K.")
     k_seed: int | None = option(None, "The seed of K only; null for `seed`. Replicas in one program share the K of the first.")
-    device: Device = option("auto", "Where to compute; auto prefers a GPU.", resume=True)
+    device: Device = option("auto", "Where to compute.", resume=True)
     tf32: bool = option(
         True, "Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; never in evaluation."
     )
@@ -97,7 +100,7 @@ class StepConfig(Options, ABC):
             check_seed(name, getattr(self, name))
         if not self.checkpoint_seconds >= 0:
             raise DohyoError(f"checkpoint_seconds is {self.checkpoint_seconds}; it must be at least 0")
-        for name in ("learning_rate", "epsilon", "clip_decoder", "clip_encoder"):
+        for name in ("learning_rate", "epsilon", "clip_decoder", "clip_encoder", "max_seconds"):
             value = getattr(self, name)
             if isinstance(value, float | int) and not (value > 0 and math.isfinite(value)):
                 raise DohyoError(f"{name} is {value}; it must be positive and finite")
@@ -115,9 +118,9 @@ class StepConfig(Options, ABC):
     def length(self) -> int:
         """The largest number of epochs or steps."""
 
-    @abstractmethod
     def over(self, progress: Progress) -> bool:
         """Whether the run ends here."""
+        return progress.stopped or (self.max_seconds is not None and progress.seconds >= self.max_seconds)
 
     @abstractmethod
     def rate(self, progress: Progress) -> float:
@@ -141,8 +144,7 @@ class LoopConfig(StepConfig):
     valid_terms: int = option(20, "The validation NLL is estimated by IWAE with this many terms.")
     program: ProgramName = option(
         "auto",
-        "plain, the readable step; captured, the same step compiled, and on a CUDA GPU recorded as a graph; auto, captured on a "
-        "CUDA GPU if that is possible. The numbers are the same up to rounding.",
+        "How the step is run; the numbers are the same up to rounding.",
         resume=True,
     )
 
@@ -157,7 +159,7 @@ class LoopConfig(StepConfig):
         return self.epochs
 
     def over(self, progress: Progress) -> bool:
-        return progress.stopped or progress.epoch >= self.epochs or progress.stale >= self.stop_patience
+        return super().over(progress) or progress.epoch >= self.epochs or progress.stale >= self.stop_patience
 
     def captured_on(self, device: torch.device) -> bool:
         """Whether to try the captured step."""
@@ -178,23 +180,22 @@ class DrawsConfig(StepConfig):
 
     steps: int = option(10_000, "The number of steps.", resume=True)
     check_every: int = option(500, "Steps from one check, record and possible checkpoint to the next.")
-    max_seconds: float | None = option(None, "The run ends at the first check after this time; null for no limit.", resume=True)
-    decay: Decay = option("linear", "linear: the learning rate falls to zero over the steps; it is lowered after each check.")
-    tf32: bool = option(False, "As for data, but off by default: nobody has measured what it does here.")
+    decay: Decay = option("linear", "Whether the learning rate falls; it is lowered after each check.")
+    tf32: bool = option(
+        False,
+        "Let a CUDA GPU round the factors of matrix products to 11 bits in training; nobody has measured what it does here.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("steps", "check_every")
-        if self.max_seconds is not None and not self.max_seconds > 0:
-            raise DohyoError(f"max_seconds is {self.max_seconds}; it must be positive, or null for no limit")
 
     @property
     def length(self) -> int:
         return self.steps
 
     def over(self, progress: Progress) -> bool:
-        late = self.max_seconds is not None and progress.seconds >= self.max_seconds
-        return progress.stopped or progress.step >= self.steps or late
+        return super().over(progress) or progress.step >= self.steps
 
     def rate(self, progress: Progress) -> float:
         return self.learning_rate * (1 - progress.step / self.steps if self.decay == "linear" else 1.0)
