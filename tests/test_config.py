@@ -56,9 +56,9 @@ def test_a_wrong_choice_in_python_is_our_error(make: Any, options: dict[str, Any
     ("command", "texts"),
     [
         ("train", ["{auto,plain,captured}", "{adam,amsgrad,rmsprop}", "{auto,cpu,cuda,mps}", "{auto,binary,grey,real}",
-                   "'variance'", "{batch,datum}", "{zero,running}", "float, Literal['auto'], null"]),
-        ("reverse-kl", ["'sleep'", "{stop,continue}", "{linear,none}", "'decoder'", "{zero,target}"]),
-        ("qpbo", ["{latent,independent,gru,nade}", "{leave-one-out,none}", "{linear,none}", "float, Literal['auto']"]),
+                   "variance the square of the estimate", "{batch,datum}", "{zero,running}"]),
+        ("reverse-kl", ["sleep ", "{stop,continue}", "{linear,none}", "decoder ", "{zero,target}"]),
+        ("qpbo", ["{latent,independent,gru,nade}", "{leave-one-out,none}", "{linear,none}"]),
         ("evaluate", ["{test,valid,train}", "{auto,cpu,cuda,mps}"]),
     ],
 )  # fmt: skip
