@@ -14,6 +14,7 @@ _EXAMPLES = """examples:
   dohyo train --resume runs/a --epochs 40
   dohyo train --data mnist --estimator iwae --cost 5 --encoder dreg --out runs/b
   dohyo train --data mine.csv --estimator iwae --cost 10 --out runs/c
+  dohyo train --data digits --anneal 8 --cost 2 --init-from runs/a --epochs 10 --out runs/g   # through chains
   dohyo train --data photos/ --model package.module:name --out runs/f
   dohyo train --data digits --estimator sumo --cost 15 --epochs 20 --replicas 3 --out runs/e
   torchrun --nproc-per-node 2 -m dohyo train --data digits --estimator sumo --cost 15 --epochs 2 --out runs/d
