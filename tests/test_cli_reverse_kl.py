@@ -379,7 +379,7 @@ def test_the_commands_of_the_documentation(tmp_path: Path) -> None:
 
 
 def test_the_run_folder_is_whole(runs: Path) -> None:
-    names = {path.name for path in (runs / "a").iterdir()}
+    names = {path.name for path in (runs / "a").iterdir()} - {".dohyo.lock"}
     pictures = {f"{name}.{ending}" for name in ("learning_curves", "density") for ending in ("png", "json")}
     assert names == {"config.yaml", "metrics.jsonl", "result.json", "checkpoint.pt", "draws.npz", "tensorboard"} | pictures
     config = yaml.safe_load((runs / "a/config.yaml").read_text())

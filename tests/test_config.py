@@ -53,23 +53,6 @@ def test_a_wrong_choice_in_python_is_our_error(make: Any, options: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("command", "texts"),
-    [
-        ("train", ["{auto,plain,captured}", "{adam,amsgrad,rmsprop}", "{auto,cpu,cuda,mps}", "{auto,binary,grey,real}",
-                   "variance the square of the estimate", "{batch,datum}", "{zero,running}"]),
-        ("reverse-kl", ["sleep ", "{stop,continue}", "{linear,none}", "decoder ", "{zero,target}"]),
-        ("qpbo", ["{latent,independent,gru,nade}", "{leave-one-out,none}", "{linear,none}"]),
-        ("evaluate", ["{test,valid,train}", "{auto,cpu,cuda,mps}"]),
-    ],
-)  # fmt: skip
-def test_help_lists_the_choices(command: str, texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert [wanted for wanted in texts if wanted not in text] == []
-
-
-@pytest.mark.parametrize(
     ("config", "names"),
     [
         (DensityConfig(), "max_rows checkpoint_seconds max_seconds device epochs stop_patience program data_dir test_terms"),
