@@ -181,7 +181,7 @@ def test_the_report_says_what_the_command_said(run: Path, capsys: pytest.Capture
         (["evaluate", "--anneal", "1.5"], "anneal"),
         (["evaluate", "--anneal", "atuo"], "did you mean 'auto'"),
         (["sandwich", "--anneal", "-1"], "--anneal is -1"),
-        (["sandwich", "--count", "1"], "--count is 1; it must be from 2 to"),
+        (["sandwich", "--count", "1"], "--count is 1; it must be at least 2"),
         (["sandwich", "--chains", "0"], "--chains is 0"),
     ],
 )

@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 from rich.progress import Progress
 
 import dohyo
-from dohyo.errors import DohyoError, check_seed, whole
+from dohyo.errors import DohyoError, check_seed
 from dohyo.evaluation import check_sizes, check_target
 from dohyo.files import output_file
 from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table
@@ -81,7 +81,6 @@ def run(options: Namespace) -> int:
     check_seed("--seed", options.seed)
     trained = DensityRun.open(options.run)
     check_anneal(options.anneal)
-    whole("max_rows", 1 if options.max_rows is None else options.max_rows)
     estimator = estimator_from(options.estimator, COST if options.cost is None else options.cost)
     if options.target_stderr is not None:
         check_target(options.target_stderr, estimator)
@@ -137,7 +136,7 @@ def _report(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weigh
 
 
 def _show(reports: list[dict[str, Any]], title: str) -> None:
-    columns = ["estimator", "weights", "cost", "NLL", "its noise", "95% interval of log p(x)", "evaluations", "kind"]
+    columns = ["estimator", "weights", "expected cost", "NLL", "its noise", "95% interval of log p(x)", "evaluations", "kind"]
     rows = [[report["estimator"], Weights(None, report["steps"]).name, f"{report['expected_cost']:.4g}",
              f"{report['nll']:.3f} ± {number(report['stderr'])}",
              "" if report["noise_stderr"] is None else number(report["noise_stderr"]), interval(report), str(report["cost"]),

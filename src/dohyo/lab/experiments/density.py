@@ -146,7 +146,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         """The data as the model gets them: flat if the model is built with their size, `data`, and else in their own shape."""
         seed, shape = self.seed if self.data_seed is None else self.data_seed, _sizes(self.data_shape)
         data = load(self.data, self.data_dir, self.data_kind, seed, white=self.data_white, shape=shape)
-        return data.flat() if takes(self.model, "data") and not takes(self.model, "shape") else data
+        return data.flat() if takes(self.model, "data") and not takes(self.model, "shape", by_name=True) else data
 
     def build_model(self, data: Dataset) -> nn.Module:
         """The model with its initial parameters, which depend on the seed."""
@@ -156,7 +156,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         if size > _LARGEST_DATUM and ":" not in self.model:
             raise DohyoError(f"one datum has {size} numbers, and {self.model} takes at most {_LARGEST_DATUM}; use fewer columns")
         known = {"data": size, "hidden": self.hidden, "latent": self.latent, "likelihood": likelihood}
-        model = build(self.model, **known, **({"shape": data.shape} if takes(self.model, "shape") else {}))
+        model = build(self.model, **known, **({"shape": data.shape} if takes(self.model, "shape", by_name=True) else {}))
         start_from = getattr(model, "start_from", None)
         if start_from is not None:
             start_from(data.train)
