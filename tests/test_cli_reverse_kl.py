@@ -381,7 +381,8 @@ def test_the_commands_of_the_documentation(tmp_path: Path) -> None:
 def test_the_run_folder_is_whole(runs: Path) -> None:
     names = {path.name for path in (runs / "a").iterdir()} - {".dohyo.lock"}
     pictures = {f"{name}.{ending}" for name in ("learning_curves", "density") for ending in ("png", "json")}
-    assert names == {"config.yaml", "metrics.jsonl", "result.json", "checkpoint.pt", "draws.npz", "tensorboard"} | pictures
+    rest = {".dohyo.lock", "config.yaml", "metrics.jsonl", "result.json", "checkpoint.pt", "draws.npz", "tensorboard"}
+    assert names == rest | pictures
     config = yaml.safe_load((runs / "a/config.yaml").read_text())
     assert (config["encoder"], config["paths"], config["clip_decoder"], config["optimiser"]) == ("sleep", "x", None, "adam")
     records = read_records(runs / "a")

@@ -204,6 +204,7 @@ INPUTS = [
     Input("a table with a long field", f"{TRAIN} --data x.csv --out a", "x.csv", {"x.csv": "1," + "1" * 131_073}),
     Input("an image of 10^10 pixels", f"{TRAIN} --data d --out a", "d/", {"d/x.png": png(100_000, 100_000)}),
     Input("an image cut short", f"{TRAIN} --data d --out a", "d/", {"d/x.png": png(8, 8)}),
+    Input("values that are damaged", "compare a.npz a.npz", "a.npz", {"a.npz": npz({"log_px": NOISE}, damage=len(NOISE) // 3)}),
     Input("too many columns", f"{TRAIN} --data x.npy --out a", "at most 1048576",
           {"x.npy": npy(np.zeros((10, 2_000_000), dtype=np.uint8))}),
 ]  # fmt: skip

@@ -36,7 +36,7 @@ def test_the_check_itself(tmp_path: Path) -> None:
     """A traceback, a second line, another status, or something left behind does not pass."""
     good = Answer(2, "", "dohyo: error: because\n", 0.0)
     check_refused(good, "because", {}, tmp_path)
-    bad = [Answer(1, "", good.error, 0.0), Answer(2, "x\ny\n", good.error, 0.0), Answer(2, "", "Traceback\n", 0.0),
+    bad = [Answer(1, "", good.error, 0.0), Answer(2, "x\ny\nz\n", good.error, 0.0), Answer(2, "", "Traceback\n", 0.0),
            Answer(2, "", good.error + "more\n", 0.0)]  # fmt: skip
     for answer in bad:
         with pytest.raises(AssertionError):
