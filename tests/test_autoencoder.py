@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Laplace
 
 import dohyo
-from dohyo.lab.fast.stacked import check_batchable
+from dohyo.lab.fast.trial import check_batchable
 from dohyo.models import Autoencoder
 from dohyo.objectives import MaximumLikelihood
 
