@@ -44,4 +44,4 @@ docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
 
 clean:
-	rm -rf $(VENV) $(VENV)-integrations docs/_build demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-integrations docs/_build demo tutorial .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """Sphinx configuration. The package must be importable: install it, or put `src` on PYTHONPATH."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from dohyo import __version__
@@ -32,5 +33,13 @@ autodoc_typehints = "signature"
 
 autodoc_mock_imports = ["scvi", "jax"]  # too heavy to be installed for the pages
 
+# The formulas are there without a network: one file of MathJax, with its fonts inside, is copied beside the pages.
+mathjax = find_spec("sphinx-mathjax-offline")
+if mathjax is None or mathjax.origin is None:
+    raise ModuleNotFoundError("the pages need sphinx-mathjax-offline: pip install '.[docs]'")
+mathjax_path = "tex-svg.js"
+
 html_theme = "furo"
+html_static_path = ["_static", str(Path(mathjax.origin).parent / "static" / "mathjax" / mathjax_path)]
+html_css_files = ["wide.css"]
 html_title = f"dohyo {version}"

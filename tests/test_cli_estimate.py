@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import dohyo
-from dohyo.lab.bank import estimate_bank, load_log_weights
+from dohyo.lab.bank import estimate_bank, load_log_weights, log_mean
 from dohyo.lab.cli import main
 from real import command, finished, fresh
 
@@ -57,6 +58,7 @@ def test_table_plot_and_files(folder: Path, tmp_path: Path) -> None:
     numbers = json.loads((tmp_path / "a/figure.json").read_text())
     assert {point["estimator"] for point in numbers["at_cost"]} == set(dohyo.estimators.ESTIMATORS)
     assert numbers["iwae"]["k"][-1] == 400
+    assert done.stdout.index("log-mean of all 400") < done.stdout.index("symmetric-sumo")
     assert numbers["iwae"]["mean"] == pytest.approx(sorted(numbers["iwae"]["mean"]), abs=0.05)
     assert len((tmp_path / "a/values.csv").read_text().splitlines()) == 301
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["figure.json", "figure.png", "values.csv"]
@@ -97,7 +99,7 @@ def test_json_is_one_object_and_nothing_else(folder: Path) -> None:
         (["weights.npy", "--cost", "0"], "cost is 0"),
         (["weights.npy", "--cost", "many"], "cost"),
         (["weights.npy", "--replicates", "0"], "replicates is 0"),
-        (["weights.npy", "--replicates", "50"], "lower the cost"),
+        (["weights.npy", "--replicates", "50", "--cost", "15"], "lower the cost"),
         (["weights.npy", "--confidence", "95"], "--confidence is 95"),
         (["weights.npy", "--colour", "red"], "--colour"),
         (["weights.npy", "--plot", "figure"], "ending of a picture"),
@@ -152,8 +154,6 @@ def test_a_tuned_estimator_from_a_file(folder: Path, monkeypatch: pytest.MonkeyP
 
 def test_no_weight_is_used_twice() -> None:
     """Rows whose weights are powers of two: the ELBO of a block names the weights it used."""
-    import torch
-
     log_w = (2.0 ** torch.arange(12)).expand(4, 12).double()
     result = estimate_bank(log_w, dohyo.ELBO(3), replicates=4)
     torch.testing.assert_close(result.per_datum * 12, log_w.sum(-1))
@@ -165,8 +165,6 @@ def test_no_weight_is_used_twice() -> None:
 
 def test_a_capped_sumo_is_warned_of() -> None:
     """Its sample variance misses the rare depths that carry the variance: 0.2 is printed where 100 is true."""
-    import torch
-
     log_w = 2 * torch.randn(200, 1000, generator=torch.Generator().manual_seed(0)).double()
     warnings = estimate_bank(log_w, dohyo.SUMO.at_cost(15, 250), replicates=4).warnings
     assert any("far too small" in warning for warning in warnings)
@@ -174,6 +172,45 @@ def test_a_capped_sumo_is_warned_of() -> None:
         assert not any("far too small" in w for w in estimate_bank(log_w, estimator, replicates=4).warnings)
 
 
-def test_one_row_is_one_datum(tmp_path: Path) -> None:
-    np.save(tmp_path / "row.npy", np.zeros(50))
-    assert load_log_weights(tmp_path / "row.npy").shape == (1, 50)
+def test_a_single_row_gets_its_error_bar_from_all_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The log evidence of a model: log-mean and delta method by hand, and an unbiased estimate with an error bar of its own."""
+    w = np.exp(0.3 * np.random.default_rng(1).standard_normal(512))
+    np.save(tmp_path / "row.npy", np.log(w) - 1.27)
+    assert load_log_weights(tmp_path / "row.npy").shape == (1, 512)
+    assert main(["estimate", str(tmp_path / "row.npy"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    whole = report["log_mean"]
+    assert whole["mean"] == pytest.approx(math.log(w.mean()) - 1.27)
+    assert whole["stderr"] == whole["noise_stderr"] == pytest.approx(w.std(ddof=1) / w.mean() / 512**0.5)
+    left_out = np.log((w.sum() - w) / 511).mean()
+    assert whole["bias"] == pytest.approx(511 * (left_out - math.log(w.mean())), rel=1e-6)
+    assert whole["bias"] == pytest.approx(-(whole["stderr"] ** 2) / 2, rel=0.1)
+    assert (whole["cost"], whole["warnings"]) == (512, [])
+    assert whole["stderr"] < report["stderr"] < 0.1
+    assert report["replicates"] == 8
+    assert main(["estimate", str(tmp_path / "row.npy")]) == 0
+    assert f"{whole['mean']:.4f} ± {whole['stderr']:.4f}" in capsys.readouterr().out
+
+
+def test_the_log_mean_covers_the_truth_as_often_as_it_says() -> None:
+    log_w = torch.randn(8000, 40, generator=torch.Generator().manual_seed(0)).double() * 0.7 - 0.7**2 / 2
+    found, bias = log_mean(log_w)
+    assert found.noise_stderr is not None
+    assert found.noise_stderr == pytest.approx(found.stderr, rel=0.05)  # all rows have log p(x) = 0
+    assert found.mean < -4 * found.noise_stderr  # the power twin: the bias is there, and is known
+    assert abs(found.mean - float(bias.mean())) < 4 * found.noise_stderr
+
+
+@pytest.mark.parametrize(("rows", "mean"), [([[0.0, -math.inf]], -math.log(2)), ([[-math.inf] * 3], -math.inf), ([[1.5]], 1.5)])
+def test_the_log_mean_of_few_and_of_zero_weights(rows: list[list[float]], mean: float) -> None:
+    found, _ = log_mean(torch.tensor(rows, dtype=torch.float64))
+    assert found.mean == pytest.approx(mean)
+
+
+def test_no_warning_recommends_the_estimator_that_ran() -> None:
+    log_w = torch.randn(1, 512, generator=torch.Generator().manual_seed(0)).double()
+    for cls in (dohyo.SUMO, dohyo.SymmetricSUMO, dohyo.MultilevelRR, dohyo.MultilevelSS):
+        for replicates in (1, 2, 8):
+            estimator = cls.at_cost(15, 512 // replicates)
+            advice = [w.split(";")[-1] for w in estimate_bank(log_w, estimator, replicates).warnings]
+            assert not any(estimator.name in one.replace(",", "").split() for one in advice)

@@ -613,7 +613,7 @@ def test_real_sets(name: str, kind: str, sizes: list[int], sha256: str) -> None:
 @real_files
 def test_real_mnist_and_its_fixed_binarisation() -> None:
     """The fixed binarisation is one draw from each grey picture, in another order: train and valid mixed, test apart."""
-    grey, binary = load("mnist", Path(str(REAL)), kind="real"), load("mnist-static", Path(str(REAL)))
+    grey, binary = load("mnist", Path(str(REAL)), kind="real").flat(), load("mnist-static", Path(str(REAL))).flat()
     ones = {split: int(getattr(binary, split).sum(dtype=torch.float64)) for split in ("train", "valid", "test")}
     assert ones == {"train": 5_118_041, "valid": 1_028_036, "test": 1_038_896}
     assert standard_errors(binary.test, grey.test) < 4.9
@@ -627,7 +627,7 @@ def test_real_mnist_and_its_fixed_binarisation() -> None:
 
 @real_files
 def test_real_static_files_as_text(tmp_path: Path) -> None:
-    pixels = load("mnist-static", Path(str(REAL))).test.numpy().astype(np.uint8)
+    pixels = load("mnist-static", Path(str(REAL))).flat().test.numpy().astype(np.uint8)
     (tmp_path / "test.amat").write_bytes(amat(pixels))
     assert np.array_equal(read_amat(tmp_path / "test.amat", SHA256["mnist-static test"])["x"].reshape(-1, 784), pixels)
 

@@ -139,7 +139,7 @@ def test_batches_of_any_kind(data: Tensor) -> None:
     loader = DataLoader(TensorDataset(data[:250], torch.zeros(250)), batch_size=100)  # it draws a seed of its own
     loaded = evaluate(PROBLEM, loader, IWAE(3))
     assert compare(whole, loaded).difference == pytest.approx(0, abs=0.5)
-    assert len(loaded.khat) == len(generator.khat) == 64
+    assert len(loaded.khat) == len(generator.khat) >= 8
 
 
 def test_compare_pairs_the_data(data: Tensor) -> None:
@@ -213,3 +213,28 @@ def test_bad_input(data: Tensor) -> None:
 
     with pytest.raises(ValueError, match="NaN"):
         evaluate(Broken(), data[:5], IWAE(3))
+
+
+def test_it_prints_as_a_short_summary_and_has_every_value(data: Tensor) -> None:
+    found = evaluate(PROBLEM, data[:100], MultilevelRR(4), replicates=3)
+    assert repr(found).startswith(f"log p(x) = {found.mean:.2f}")
+    assert len(repr(found)) < 300
+    assert "unbiased; 100 data" in repr(found)
+    assert "tensor" not in repr(found)
+    heavy = evaluate(PROBLEM, data[:3], SUMO(2), khat_samples=0)
+    assert heavy.verdict.reason in repr(heavy)
+    values = json.loads(json.dumps(found.to_dict(values=True)))
+    assert values["log_px"] == found.per_datum.tolist()
+    assert found.per_datum_stderr is not None
+    assert values["noise"] == found.per_datum_stderr.tolist()
+    assert len(values["khat_values"]) == len(found.khat)
+    assert {"log_px", "noise", "khat_values"} & set(found.to_dict()) == set()
+
+
+def test_khat_takes_a_small_share_of_the_weights(data: Tensor) -> None:
+    """300 data at cost 15: it took 32,000 of 36,330 weights. At a higher cost more data are examined."""
+    few = evaluate(PROBLEM, data[:300], IWAE(15))
+    assert (len(few.khat), few.cost) == (8, 300 * 15 + 8 * 500)
+    many = evaluate(PROBLEM, data[:300], IWAE(200))
+    assert (len(many.khat), many.cost) == (30, 300 * 200 + 30 * 500)
+    assert evaluate(PROBLEM, data[:300], IWAE(15), khat_data=0).cost == 300 * 15

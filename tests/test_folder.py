@@ -105,7 +105,8 @@ def write_old_run(folder: Path) -> Path:
     moments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     state = [{"step": torch.tensor(4.0)} | {name: 1e-3 * value.abs() for name in moments} for value in model.values()]
     noise = [torch.Generator().manual_seed(seed).get_state() for seed in range(3)]
-    identity = {key: value for key, value in yaml.safe_load(CONFIG).items() if key not in RESUMABLE}
+    options = yaml.safe_load(CONFIG).items()
+    identity = {key: value for key, value in options if key not in RESUMABLE | {"tf32"}}  # which did not exist at first
     checkpoint: dict[str, Any] = {
         "model": model,
         "best": {name: value.clone() for name, value in model.items()},

@@ -42,27 +42,29 @@ ROOMS = {
     "lab": "",
     "lab.texts": "",
     "lab.folder": "lab.texts",
-    "lab.parsing": "lab.texts",
+    "lab.choices": "",
+    "lab.parsing": "lab.choices lab.texts",
     "lab.data": "",
     "lab.targets": "",
     "lab.rewards": "",
     "lab.bank": "diagnostics estimators evaluation lab.data packing",
+    "lab.evaluations": "estimators evaluation lab.folder",
     "lab.training": "annealing contract estimators evaluation lab.folder objectives",
     "lab.fast": "annealing contract lab.training objectives packing",
-    "lab.experiments": "annealing contract diagnostics estimators evaluation kl lab.data lab.fast lab.folder lab.parsing "
-    "lab.rewards lab.targets lab.training models objectives packing verdict",
+    "lab.experiments": "annealing contract diagnostics estimators evaluation kl lab.data lab.evaluations lab.fast lab.folder "
+    "lab.parsing lab.rewards lab.targets lab.training models objectives packing verdict",
     "lab.plots": "bounds estimators evaluation kl lab.bank lab.folder",
     "lab.studies": "annealing bounds contract estimators evaluation lab.experiments lab.folder lab.plots lab.targets "
     "lab.training laws marginal models objectives packing",
-    "lab.report": "dohyo lab.folder",
-    "lab.cli": "dohyo estimators evaluation lab.bank lab.experiments lab.folder lab.parsing lab.plots lab.report lab.studies "
-    "lab.texts lab.training",
+    "lab.report": "dohyo lab.evaluations lab.folder",
+    "lab.cli": "dohyo estimators evaluation lab.bank lab.evaluations lab.experiments lab.folder lab.parsing lab.plots lab.report "
+    "lab.studies lab.texts lab.training",
 }
 # What is imported only when it is used: inside a function, or for type checkers.
 LAZILY = {
     "dohyo": "kl lab models objectives",
     "__main__": "lab.cli",
-    "lab": "lab.bank lab.data lab.rewards lab.targets lab.training",
+    "lab": "lab.bank lab.data lab.experiments lab.rewards lab.targets lab.training",
     "lab.folder": "dohyo",
     "lab.training": "lab.fast",
     "lab.experiments": "lab.plots",

@@ -47,29 +47,36 @@ def test_tensors_are_a_data_set() -> None:
     assert fitted((X[:40], DataLoader(X[40:], batch_size=4)))[0] == found[0]  # a loader to validate on
 
 
-def test_a_tenth_of_one_tensor_is_held_out() -> None:
-    seen: list[torch.Tensor] = []
+def seen(data: Any) -> list[list[float]]:
+    """What a model is given in one epoch of batches of 45: the trial, then the batches, then the validation data."""
+    given: list[list[float]] = []
 
     class Watching(VAE):
         def bind(self, x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-            seen.append(x)
+            given.append(x.flatten().tolist())
             return super().bind(x, *arguments, **options)
 
-    x = torch.arange(50.0)[:, None] / 50
-    list(fit(Watching(data=1, hidden=2, latent=1), x, OBJECTIVE, LoopConfig(epochs=1, batch_size=45, device="cpu")))
-    _, train, valid = (set(part.flatten().tolist()) for part in seen)
+    list(fit(Watching(data=1, hidden=2, latent=1), data, OBJECTIVE, LoopConfig(epochs=1, batch_size=45, device="cpu")))
+    return given
+
+
+def test_a_tenth_of_one_tensor_is_held_out() -> None:
+    _, train, valid = map(set, seen(torch.arange(50.0)[:, None] / 50))
     assert (len(train), len(valid), len(train | valid)) == (45, 5, 50)
 
 
-def test_a_loaders_batches_are_used_as_they_come_and_a_run_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+def test_a_loaders_batches_are_used_as_they_come() -> None:
+    x = torch.arange(50.0)[:, None] / 50
+    assert seen(([x[:3], (x[3:40], "labels")], x[40:])) == [part.flatten().tolist() for part in (x[:2], x[:3], x[3:40], x[40:])]
+
+
+def test_a_run_on_a_loader_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     losses, parameters = fitted((LOADER, X[40:]))
     assert losses[-1] < losses[0]
     fitted((LOADER, X[40:]), tmp_path / "a", epochs=2)
     again, resumed = fitted((LOADER, X[40:]), tmp_path / "a")
     assert again == losses[2:]
     assert torch.equal(resumed, parameters)  # the shuffle comes from the run's own random numbers
-    plain, _ = fitted(([X[:20], X[20:40]], X[40:]))  # a list of batches
-    assert plain[-1] < plain[0]
 
 
 BAD: dict[str, Any] = {

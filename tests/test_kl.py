@@ -166,6 +166,27 @@ def test_weighted_moments() -> None:
         assert 0 < found[name]["stderr"] < 0.06 * sd
         assert found[name]["sd"] == pytest.approx(sd, rel=0.05)
     assert shape < 0.5
+    for percent, z in ((2.5, -1.96), (25, -0.6745), (50, 0.0), (75, 0.6745), (97.5, 1.96)):
+        assert found["x1"][f"q{percent:g}"] == pytest.approx(1 + z * math.sqrt(1.5), abs=0.08)
+
+
+def test_log_z_and_the_kl_with_it() -> None:
+    """An exact encoder, so that the weights are those of N(0, 2 I) for N(1, 3/2 I): log Z and the KL are known."""
+    log_z = math.log(2 * math.pi * 1.5)
+    kl = 2 * 0.5 * (2 / 1.5 - 1 - math.log(2 / 1.5) + 1 / 1.5)
+    found = [divergence(draw(Linear(2), gaussian(2, 1.0, 1.5), n=400, terms=1, prior_terms=2, seed=s)) for s in range(150)]
+    for values, told, exact in (
+        ([one.log_z for one in found], [one.log_z_stderr for one in found], log_z),
+        ([one.estimated_kl for one in found], [one.estimated_kl_stderr for one in found], kl),
+    ):
+        spread = float(torch.tensor(values).std())
+        assert abs(float(torch.tensor(values).mean()) - exact) < 4 * spread / math.sqrt(150) + spread**2
+        assert spread == pytest.approx(float(torch.tensor(told).mean()), rel=0.2)
+    assert all(one.reverse_kl is None and 1 < one.ess < 400 for one in found)
+    same = divergence(draw(Linear(2), gaussian(2), n=50, terms=1, prior_terms=2), math.log(4 * math.pi))
+    assert same.ess == pytest.approx(50)
+    assert same.log_z == pytest.approx(math.log(4 * math.pi))
+    assert same.estimated_kl == pytest.approx(same.reverse_kl)
 
 
 def test_the_stderr_of_weighted_moments_is_their_spread() -> None:

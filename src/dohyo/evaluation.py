@@ -64,8 +64,19 @@ class Evaluation:
         """What to know about the numbers, also in the verdict's sentence; empty if there is nothing."""
         return self.verdict.warnings
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but each datum's values as JSON can hold it: k-hat summarised, null for numbers that are not finite."""
+    def __repr__(self) -> str:
+        """A line to read, and the verdict; `to_dict(values=True)` has every number."""
+        noise = "" if self.noise_stderr is None else f", of which noise {self.noise_stderr:.2g}"
+        digits = 2 if not 0 < self.stderr < math.inf else max(2, 1 - math.floor(math.log10(self.stderr)))
+        found = f"log p(x) = {self.mean:.{digits}f} ± {self.stderr:.{digits}f}{noise}"
+        return f"{found} ({self.kind}; {len(self.per_datum)} data, {self.cost} evaluations); {self.verdict.reason}"
+
+    def to_dict(self, values: bool = False) -> dict[str, Any]:
+        """The numbers as JSON can hold them: k-hat summarised, null for what is not finite.
+
+        Args:
+            values: Add what there is for each datum: `log_px`, its `noise` (null with a single replicate) and `khat_values`.
+        """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["per_datum"], fields["per_datum_stderr"]
         finite = self.khat[self.khat.isfinite()]
@@ -76,7 +87,11 @@ class Evaluation:
             "share_above_0.7": heavy_share(finite) if len(finite) else None,
         }
         fields["verdict"] = self.verdict.to_dict()
-        return {"data": len(self.per_datum), **plain(fields), "warnings": list(self.warnings)}
+        every: dict[str, Any] = {}
+        if values:
+            noise = None if self.per_datum_stderr is None else self.per_datum_stderr.tolist()
+            every = plain({"log_px": self.per_datum.tolist(), "noise": noise, "khat_values": self.khat.tolist()})
+        return {"data": len(self.per_datum), **plain(fields), "warnings": list(self.warnings), **every}
 
 
 @dataclass(frozen=True)
@@ -99,7 +114,7 @@ def evaluate(
     confidence: float = 0.95,
     batch_size: int = 100,
     max_rows: int | None = None,
-    khat_data: int = 64,
+    khat_data: int | None = None,
     khat_samples: int = 500,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
@@ -116,7 +131,8 @@ def evaluate(
             when the numbers look good would bias them.
         max_rows: The most rows given to the model at a time, which bounds memory. None: 2,000 on a CPU, where small batches
             are fastest, and 200,000 elsewhere.
-        khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it.
+        khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it. None: up
+            to 64 data, but at least 8, such that it takes about a fifth of all weights.
         progress: Called after each batch with the number of data done.
     """
     whole("batch_size", batch_size)
@@ -154,6 +170,9 @@ def evaluate(
             if progress is not None:
                 progress(done)
         shapes = [torch.empty(0)]
+        if khat_data is None:
+            wanted = 0.25 * done * replicates * estimator.expected_cost / max(1, khat_samples)
+            khat_data = max(8, min(64, round(wanted)))
         for x in _first(batches, khat_data if khat_samples > 0 else 0):
             source = _Counted(bound(model, x))
             log_w = [source(part) for part in rows(torch.full((len(x),), khat_samples)).split(most_rows(x, max_rows))]
@@ -162,7 +181,7 @@ def evaluate(
     if not values:
         raise DohyoError("the data set is empty; give at least one datum")
     each = int(getattr(model, "evaluations_per_weight", 1))
-    return summarise(torch.cat(values), estimator, spent * each, torch.cat(shapes), confidence, fingerprint, each > 1)
+    return summarise(torch.cat(values), estimator, spent * each, torch.cat(shapes), confidence, fingerprint, annealed=each > 1)
 
 
 def mean_log_p(model: Model, data: Tensor, estimator: Estimator, *, batch_size: int, max_rows: int | None, seed: int) -> float:
@@ -222,14 +241,24 @@ def summarise(
     khat: Tensor,
     confidence: float = 0.95,
     fingerprint: int = 0,
+    noise: tuple[Tensor, int] | None = None,
     annealed: bool = False,
 ) -> Evaluation:
-    """An `Evaluation` of estimates (data, replicates) that were made elsewhere."""
+    """An `Evaluation` of estimates (data, replicates) that were made elsewhere.
+
+    Args:
+        noise: The standard error of each datum's value, where it is not that between replicates, and its degrees of freedom.
+        annealed: Whether the weights are those of chains.
+    """
     data, replicates = values.shape
     per_datum = values.mean(-1)
     mean = float(per_datum.mean())
-    noise = float((values.var(-1).sum() / replicates).sqrt() / data) if replicates > 1 else None
-    stderr, degrees = (float(per_datum.std() / math.sqrt(data)), data - 1) if data > 1 else (noise, replicates - 1)
+    if noise is None and replicates > 1:
+        noise = values.std(-1) / math.sqrt(replicates), replicates - 1
+    noise_stderr = None if noise is None else float(noise[0].square().sum().sqrt() / data)
+    stderr, degrees = (
+        (float(per_datum.std() / math.sqrt(data)), data - 1) if data > 1 else (noise_stderr, noise[1] if noise else 0)
+    )
     if stderr is None or not math.isfinite(stderr):
         stderr, interval = math.nan, (math.nan, math.nan)
     else:
@@ -238,18 +267,18 @@ def summarise(
     if estimator.finite_variance is False:
         robust_mean, robust_interval = median_of_means(per_datum if data > 1 else values[0], confidence)
     return Evaluation(
-        mean, stderr, noise, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
-        estimator.kind, judge(values, estimator, khat, annealed), fingerprint,
-        values.std(-1) / math.sqrt(replicates) if replicates > 1 else None,
+        mean, stderr, noise_stderr, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
+        estimator.kind, judge(values, estimator, khat, annealed, measured=math.isfinite(stderr)), fingerprint,
+        None if noise is None else noise[0],
     )  # fmt: skip
 
 
-def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison:
+def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95, names: tuple[str, str] = ("a", "b")) -> Comparison:
     """How much more probable model a makes the data than model b: the data's variation cancels in paired differences."""
     if len(a.per_datum) != len(b.per_datum) or a.fingerprint != b.fingerprint:
         raise DohyoError(
             f"the evaluations are of different data ({len(a.per_datum)} and {len(b.per_datum)} of them, "
-            f"checksums {a.fingerprint:x} and {b.fingerprint:x}); evaluate both models on the same data"
+            f"checksums {a.fingerprint:x} and {b.fingerprint:x}); evaluate {names[0]} and {names[1]} on the same data"
         )
     if len(a.per_datum) < 2:
         raise DohyoError("one datum gives no error bar for the difference; compare on at least two")
@@ -258,10 +287,10 @@ def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Compariso
         raise DohyoError("some estimates are -inf, so there is no difference; see the evaluations' warnings")
     warnings = []
     if a.kind != b.kind:
-        warnings.append(f"a is {a.kind} and b is {b.kind}: their difference is not a difference of log p(x)")
+        warnings.append(f"{names[0]} is {a.kind} and {names[1]} is {b.kind}: their difference is not a difference of log p(x)")
     elif a.kind != "unbiased":
         warnings.append(f"both are {a.kind}: their difference is neither a bound on that of log p(x) nor unbiased for it")
-    warnings += [f"{name}: {warning}" for name, side in (("a", a), ("b", b)) for warning in side.warnings]
+    warnings += [f"{name}: {warning}" for name, side in zip(names, (a, b), strict=True) for warning in side.warnings]
     difference, stderr = float(delta.mean()), float(delta.std() / math.sqrt(len(delta)))
     return Comparison(difference, stderr, _interval(difference, stderr, confidence, len(delta) - 1), tuple(warnings))
 

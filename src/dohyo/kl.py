@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,6 +52,10 @@ class Divergence:
         objective: The mean, with p* not normalised and the larger of the two lower bounds of log p(x).
         stderr: Its standard error over the samples; how well log p(x) is known shows in the gaps between the ways.
         reverse_kl: The objective plus log Z, the KL divergence itself; None if log Z is not known.
+        log_z, log_z_stderr: log Z by the importance weights p*(x) / p(x) of the samples; where these are heavy (see the k-hat of
+            `weighted_moments`) it is too low.
+        ess: The effective sample size of these weights.
+        estimated_kl, estimated_kl_stderr: The objective plus `log_z`, with the error of both together.
         by_encoder, by_prior, above: The objective by each way.
         warnings: How the ways disagree, in words; empty if they agree.
     """
@@ -58,6 +63,11 @@ class Divergence:
     objective: float
     stderr: float
     reverse_kl: float | None
+    log_z: float
+    log_z_stderr: float
+    ess: float
+    estimated_kl: float
+    estimated_kl_stderr: float
     by_encoder: float
     by_prior: float
     above: float
@@ -122,13 +132,19 @@ def divergence(draws: Draws, log_normaliser: float | None = None) -> Divergence:
         float((way - draws.log_target).mean()) for way in (draws.by_encoder, draws.by_prior, draws.above)
     )
     known = None if log_normaliser is None else objective + log_normaliser
-    return Divergence(objective, _stderr(difference), known, by_encoder, by_prior, above, tuple(warnings))
+    weight = (-difference - (-difference).max()).exp()
+    share = weight / weight.mean()
+    log_z = float(weight.mean().log() - difference.min())
+    ess = float(weight.sum().square() / weight.square().sum())
+    by_weights = (log_z, _stderr(share), ess, objective + log_z, _stderr(difference + share))  # errors by the delta method
+    return Divergence(objective, _stderr(difference), known, *by_weights, by_encoder, by_prior, above, tuple(warnings))
 
 
 def weighted_moments(draws: Draws, quantities: dict[str, Tensor]) -> tuple[dict[str, dict[str, float]], float]:
-    """Mean and standard deviation of each quantity under the target, by importance weights p*(x) / p(x), and their k-hat.
+    """Moments and quantiles of each quantity under the target, by importance weights p*(x) / p(x), and the weights' k-hat.
 
-    If k-hat is above 0.7 the weights are too heavy to trust the moments.
+    Each quantity has its `mean`, `sd`, the mean's `stderr`, and its quantiles `q2.5`, `q25`, `q50`, `q75` and `q97.5` in percent;
+    the outer two are the 95% credible interval. If k-hat is above 0.7 the weights are too heavy to trust them.
     """
     log_ratio = draws.log_target - draws.log_px
     weight = log_ratio.softmax(0)
@@ -137,8 +153,16 @@ def weighted_moments(draws: Draws, quantities: dict[str, Tensor]) -> tuple[dict[
         mean = float((weight * value).sum())
         squares = (value.double() - mean).square()
         sd, stderr = (math.sqrt(float((power * squares).sum())) for power in (weight, weight.square()))
-        found[name] = {"mean": mean, "sd": sd, "stderr": stderr}
+        found[name] = {"mean": mean, "sd": sd, "stderr": stderr, **_quantiles(value.double(), weight)}
     return found, float(khat(log_ratio[None])[0])
+
+
+def _quantiles(values: Tensor, weight: Tensor) -> dict[str, float]:
+    order = values.argsort()
+    below = weight[order].cumsum(0) - weight[order] / 2
+    percent = (2.5, 25.0, 50.0, 75.0, 97.5)
+    found = np.interp([p / 100 for p in percent], below.numpy(), values[order].numpy())
+    return {f"q{p:g}": float(value) for p, value in zip(percent, found, strict=True)}
 
 
 def _stderr(values: Tensor) -> float:

@@ -38,15 +38,17 @@ class Verdict:
         return {"trusted": self.trusted, "reason": self.reason}
 
 
-def judge(values: Tensor, estimator: Estimator, khat: Tensor, annealed: bool = False) -> Verdict:
+def judge(values: Tensor, estimator: Estimator, khat: Tensor, annealed: bool = False, measured: bool | None = None) -> Verdict:
     """The verdict on estimates (data, replicates).
 
     Args:
         khat: Pareto k-hat of the weights of some of the data, NaN where there were too few weights.
         annealed: Whether the weights are those of chains.
+        measured: Whether there is an error bar; by default if there are two values or more.
     """
-    wrong, open_questions = _estimator_at_fault(values, estimator), []
-    if values.numel() == 1 and not wrong:
+    measured = values.numel() > 1 if measured is None else measured
+    wrong, open_questions = _estimator_at_fault(values, estimator, measured), []
+    if not measured and not wrong:
         open_questions.append("one datum and one replicate give no error bar: use more data or replicates")
     shapes, heavy, notes, calm = khat[khat.isfinite()], heavy_share(khat), [], ""
     if heavy > 0:
@@ -74,7 +76,7 @@ def heavy_share(khat: Tensor) -> float:
     return float((shapes > HEAVY).double().mean()) if len(shapes) else 0.0
 
 
-def _estimator_at_fault(values: Tensor, estimator: Estimator) -> list[str]:
+def _estimator_at_fault(values: Tensor, estimator: Estimator, measured: bool) -> list[str]:
     """Warnings that are not about the tail of the weights."""
     found = []
     if empty := int((values.mean(-1) == -torch.inf).sum()):
@@ -82,12 +84,19 @@ def _estimator_at_fault(values: Tensor, estimator: Estimator) -> list[str]:
     if estimator.finite_variance is False:
         found.append("this estimator's variance is infinite: use symmetric-sumo or multilevel-rr, or else robust_interval")
     unseen = estimator.unseen_share(values.numel())
-    if estimator.finite_variance and unseen > 0.5:
+    if estimator.finite_variance and unseen > 0.5 and measured:
         found.append(
             f"about {unseen:.0%} of this estimator's variance comes from depths that {values.numel()} draws hardly reach: the "
-            "standard error is far too small; use symmetric-sumo or multilevel-rr"
+            f"standard error is far too small; {_better_than(estimator)}"
         )
     return found
+
+
+def _better_than(estimator: Estimator) -> str:
+    """What to use where an estimator's rare depths carry its variance: never the one that ran."""
+    good = ("symmetric-sumo", "multilevel-rr")
+    others = " or ".join(name for name in good if name != estimator.name)
+    return f"use more replicates, or {others}" if estimator.name in good else f"use {others}"
 
 
 def _consequence(estimator: Estimator) -> str:

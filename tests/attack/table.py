@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,12 @@ def npz(members: dict[str, bytes], damage: int = 0) -> bytes:
     if damage:
         content[damage] ^= 0xFF
     return bytes(content)
+
+
+def png(width: int, height: int) -> bytes:
+    """An image's header with nothing behind it."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
 
 
 def link(target: str) -> Callable[[Path], None]:
@@ -194,6 +201,9 @@ INPUTS = [
     Input("log-weights that overflow", "estimate x.csv", "beyond", {"x.csv": "1e308,-1e308\n"}),
     Input("more replicates than weights", "estimate x.csv --replicates 1000000000000", "replicates is", {"x.csv": WEIGHTS}),
     Input("a negative seed of an estimate", "estimate x.csv --seed -3", "--seed is -3", {"x.csv": WEIGHTS}),
+    Input("a table with a long field", f"{TRAIN} --data x.csv --out a", "x.csv", {"x.csv": "1," + "1" * 131_073}),
+    Input("an image of 10^10 pixels", f"{TRAIN} --data d --out a", "d/", {"d/x.png": png(100_000, 100_000)}),
+    Input("an image cut short", f"{TRAIN} --data d --out a", "d/", {"d/x.png": png(8, 8)}),
     Input("too many columns", f"{TRAIN} --data x.npy --out a", "at most 1048576",
           {"x.npy": npy(np.zeros((10, 2_000_000), dtype=np.uint8))}),
 ]  # fmt: skip

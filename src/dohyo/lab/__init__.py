@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dohyo.lab import bank, data, rewards, targets, training
     from dohyo.lab.data import load
+    from dohyo.lab.experiments.fit_target import fit_target
     from dohyo.lab.training import DrawsConfig, LoopConfig, fit, train
 
-__all__ = ["DrawsConfig", "LoopConfig", "bank", "data", "fit", "load", "rewards", "targets", "train", "training"]
+__all__ = ["DrawsConfig", "LoopConfig", "bank", "data", "fit", "fit_target", "load", "rewards", "targets", "train", "training"]
 
 
 def __getattr__(name: str) -> object:
@@ -16,7 +17,8 @@ def __getattr__(name: str) -> object:
     if name in ("bank", "data", "rewards", "targets", "training"):
         return import_module(f"dohyo.lab.{name}")
     if name in __all__:
-        return getattr(import_module("dohyo.lab.data" if name == "load" else "dohyo.lab.training"), name)
+        place = {"load": "data", "fit_target": "experiments.fit_target"}.get(name, "training")
+        return getattr(import_module(f"dohyo.lab.{place}"), name)
     raise AttributeError(f"module 'dohyo.lab' has no attribute {name!r}")
 
 

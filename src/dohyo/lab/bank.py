@@ -1,6 +1,7 @@
 """Log-weights from another program: one row for each datum, i.i.d. along the row."""
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
-from dohyo.estimators import Estimator
+from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, summarise
 from dohyo.lab.data.readers import read_numpy
 from dohyo.names import named
@@ -68,6 +69,24 @@ def estimate_bank(
     packed = blocks[torch.arange(width) < counts[:, None]]
     values = reduce_packed(estimator.reduce, packed, counts).view(data, replicates)
     return summarise(values, estimator, int(counts.sum()), khat(log_w), confidence)
+
+
+def log_mean(log_w: Tensor, confidence: float = 0.95) -> tuple[Evaluation, Tensor]:
+    r"""log of the mean of all weights of each row, and the jackknife's estimate of its bias for each row, (data,).
+
+    The standard error of each row is that of the delta method, sd(w) / (mean(w) sqrt(n)); the bias is about minus half its
+    square. A finite set of weights says no more than this: every other estimate from it is noisier.
+    """
+    samples = log_w.shape[1]
+    top = log_w.amax(-1, keepdim=True).clamp(min=torch.finfo(log_w.dtype).min)  # a row without weight stays -inf
+    w = (log_w - top).exp()
+    total = w.sum(-1, keepdim=True)
+    value = total.log() + top - math.log(samples)
+    noise = w.std(-1, correction=min(1, samples - 1)) * math.sqrt(samples) / total[:, 0]
+    without = (-(w / total).clamp(max=1)).log1p().mean(-1)  # of each weight in turn, against the whole
+    bias = (samples - 1) * (without + math.log(samples / (samples - 1))) if samples > 1 else torch.full_like(noise, math.nan)
+    known = (noise, samples - 1) if samples > 1 else None
+    return summarise(value, IWAE(samples), log_w.numel(), khat(log_w), confidence, noise=known), bias
 
 
 def block_width(samples: int, replicates: int) -> int:

@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import textwrap
+from argparse import SUPPRESS
 from functools import partial
 from typing import Any
 
@@ -9,23 +11,56 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 from dohyo.errors import DohyoError
+from dohyo.lab.choices import CHOICES
 from dohyo.lab.texts import load_yaml
 from dohyo.names import nearest
 
 _WRONG = re.compile(r'key "(?:\w+\.)*(\w+)": .*?(?:Got|Given) value: (.*)$')
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+_OPTION = re.compile(r"`\w+`")
+_METAVARS = {"Path": "PATH", "float": "NUMBER", "int": "N"}
 _YAML = "dohyo-yaml"  # its name among jsonargparse's readers
 _TYPES = {"float": "a number", "int": "a whole number", "NoneType": "null"}
 
 
 class Formatter(DefaultHelpFormatter):
-    """Keeps the examples' line breaks and writes options with hyphens."""
+    """Options in words: with hyphens, without types, the choices with a line each. It keeps the examples' line breaks."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text
 
     def _format_action_invocation(self, action: Any) -> str:
         return super()._format_action_invocation(action).replace("_", "-")
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        """Without the options, which are listed below."""
+        if prefix == "":  # it is asked for the name of the command
+            return str(super()._format_usage(usage, actions, groups, prefix))
+        places = [super(Formatter, self)._format_args(one, one.metavar or one.dest) for one in actions if not one.option_strings]
+        return f"usage: {' '.join([self._prog.replace(' [options]', ''), '[options]', *places])}\n\n"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        first, *choices = text.split("\n")
+        lines = textwrap.wrap(" ".join(first.split()), width, break_on_hyphens=False)
+        for choice in choices:
+            name = choice[: len(choice) - len(choice.partition("  ")[2].lstrip())]
+            lines += textwrap.wrap(
+                choice, width, initial_indent="  ", subsequent_indent=" " * (2 + len(name)), break_on_hyphens=False
+            )
+        return lines
+
+    def _get_default_metavar_for_optional(self, action: Any) -> str:
+        kind = str(getattr(action, "_typehint", None) or action.type)
+        return next((word for part, word in _METAVARS.items() if part in kind), "NAME")
+
+    def _get_help_string(self, action: Any) -> str:
+        text = (action.help or "").rstrip(".")
+        if action.option_strings and not any(action.default is nothing for nothing in (None, False, SUPPRESS)):
+            text += f" (default: {str(action.default).lower() if action.default is True else action.default})"
+        return "\n".join([text, *getattr(action, "choice_lines", ())])
+
+    def _get_type_str(self, action: Any) -> None:
+        return None
 
 
 class Parser(ArgumentParser):
@@ -44,18 +79,45 @@ class Parser(ArgumentParser):
             text = f"unknown {wrong[1]} {wrong[2]!r}: {nearest(wrong[2], dict.fromkeys([*choices, *types]))}"
         raise DohyoError(text)
 
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        action = super().add_argument(*args, **kwargs)
+        _list_choices(action)
+        return action
+
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
         """With the help that the docstrings of the class and its bases give under "Attributes:"."""
         added = super().add_class_arguments(*args, **kwargs)
+        for group in self._action_groups:
+            if str(group.title).startswith("<class"):
+                group.title = "settings"
         for base in reversed(args[0].__mro__):
             _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
             for name, text in _ATTRIBUTE.findall(listed):
                 if action := self._option_string_actions.get(f"--{name}"):
                     action.help = " ".join(text.split()).replace("%", "%%")
+        for action in self._actions:
+            action.help = _OPTION.sub(lambda found: self._as_option(found[0]), action.help or "")
+            _list_choices(action)
         return added
+
+    def _as_option(self, quoted: str) -> str:
+        """`lr_patience` -> --lr-patience, as it is written on the command line."""
+        return f"--{quoted[1:-1].replace('_', '-')}" if f"--{quoted[1:-1]}" in self._option_string_actions else quoted
 
     def add_json(self) -> None:
         self.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def add_config(self) -> None:
         self.add_argument("--config", action="config", help="a YAML file with these options")
+        if printing := self._option_string_actions.get("--print_config"):
+            printing.help = "print the options as such a file, and exit"
+
+
+def _list_choices(action: Any) -> None:
+    """The lines of the help for what this option may be; of a `Literal` only those that it has."""
+    known = CHOICES.get(action.dest, {})
+    literal = re.search(r"Literal\[(.*?)\]", str(getattr(action, "_typehint", "")))
+    allowed = re.findall(r"'([\w-]+)'", literal[1]) if literal else list(known)
+    if len(allowed) > 1 and known:
+        longest = max(map(len, allowed))
+        action.choice_lines = [f"{name:<{longest}}  {known[name]}" for name in allowed if name in known]

@@ -47,9 +47,10 @@ def build(name: str, **arguments: Any) -> nn.Module:
     return model
 
 
-def takes(name: str, argument: str) -> bool:
-    """Whether the model called `name` is built with this argument."""
-    return _takes(_maker(name), argument)
+def takes(name: str, argument: str, by_name: bool = False) -> bool:
+    """Whether the model called `name` is built with this argument; `by_name`: its signature says so, not just **options."""
+    maker = _maker(name)
+    return _takes(maker, argument) and (not by_name or argument in inspect.signature(maker).parameters)
 
 
 def _maker(name: str) -> Callable[..., nn.Module]:

@@ -19,6 +19,7 @@ _COMMANDS = {
     "train": "train a latent-variable model by maximum likelihood",
     "evaluate": "log p(x) of a trained model on its test data, with an error bar and a verdict on it",
     "sandwich": "log p(x) from both sides, on data that a trained model makes",
+    "compare": "differences of log p(x) between models on the same data",
     "sample": "pictures of a trained model's samples",
     "reverse-kl": "fit a model to an unnormalised density by reverse KL",
     "qpbo": "optimise a function of bits by training a policy",

@@ -9,20 +9,20 @@ from jsonargparse import Namespace
 
 import dohyo
 from dohyo.errors import DohyoError, check_seed
-from dohyo.files import output_file, replacing
-from dohyo.lab.bank import block_width, estimate_bank, load_log_weights
-from dohyo.lab.cli.screen import estimator_from, interval, number, say, show_evaluation, show_table
+from dohyo.files import output_file, plain, replacing
+from dohyo.lab.bank import block_width, estimate_bank, load_log_weights, log_mean
+from dohyo.lab.cli.screen import estimator_from, interval, measured, say, show_evaluation, show_table
 from dohyo.lab.parsing import Parser
 
 _EXAMPLES = """examples:
-  dohyo estimate weights.npy --estimator symmetric-sumo --cost 15
+  dohyo estimate weights.npy
   dohyo estimate weights.csv --estimator multilevel-rr --cost 20 --replicates 10 --json
   dohyo estimate weights.npz --key log_w --estimator iwae --cost 100 --plot figure.png
 
 The file holds log-weights log p(x, z) - log q(z; x) that any program made: one row for each datum, i.i.d. along the row.
+The log-mean of all of them comes first, then the estimator that was chosen.
 """
-_PLOT = """IWAE_k against k and every estimator at this cost, as a picture with its numbers as JSON beside it
-(default name: estimate.png)"""
+_PLOT = "plot IWAE_k against k and every estimator at this cost, to estimate.png or this file; the numbers go beside it as JSON"
 
 
 @dataclass
@@ -30,18 +30,20 @@ class EstimateConfig:
     """How `dohyo estimate` estimates.
 
     Attributes:
-        estimator: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; or a tuned one's .json/.yaml.
-        cost: The expected number of log-weights for each estimate, as near as the estimator can come.
-        replicates: Estimates for each datum, from disjoint blocks of its row; the law is capped at a block's length.
-        confidence: Of the intervals.
-        seed: Of the plan and of the shuffling within rows.
+        estimator: What estimates log p(x); or the .json or .yaml file of a tuned estimator.
+        cost: The expected number of log-weights for each estimate, as near as the estimator can come; null for a quarter of a
+            block.
+        replicates: Estimates for each datum, from disjoint blocks of its row; the law is capped at a block's length. null for 1,
+            or up to 8 where the file has one row only, which needs them for an error bar.
+        confidence: The confidence level of the intervals.
+        seed: The seed of K and of the shuffling within rows.
         key: The name of the array in a .npz file that holds several.
         out: A .csv file for the estimates of each datum.
     """
 
-    estimator: str = "symmetric-sumo"
-    cost: float = 15.0
-    replicates: int = 1
+    estimator: str = "multilevel-rr"
+    cost: float | None = None
+    replicates: int | None = None
     confidence: float = 0.95
     seed: int = 0
     key: str | None = None
@@ -70,13 +72,20 @@ def run(options: Namespace) -> int:
         if path is not None:
             output_file(path)
     log_w = load_log_weights(options.file, options.key)
-    width = block_width(log_w.shape[1], options.replicates)
-    estimator = estimator_from(options.estimator, options.cost, width)
-    result = estimate_bank(log_w, estimator, options.replicates, options.confidence, options.seed)
+    data, samples = log_w.shape
+    replicates = options.replicates
+    if replicates is None:
+        replicates = 1 if data > 1 else max(1, min(8, samples // 8))
+    width = block_width(samples, replicates)
+    cost = max(min(2, width), width / 4) if options.cost is None else options.cost
+    estimator = estimator_from(options.estimator, cost, width)
+    result = estimate_bank(log_w, estimator, replicates, options.confidence, options.seed)
+    whole, bias = log_mean(log_w, options.confidence)
     report = {
         "file": options.file.name,
-        "data": log_w.shape[0],
-        "samples": log_w.shape[1],
+        "data": data,
+        "samples": samples,
+        "log_mean": {**whole.to_dict(), **plain({"bias": float(bias.mean())})},
         "estimator": dohyo.to_dict(estimator),
         "expected_cost": estimator.expected_cost,
         "confidence": options.confidence,
@@ -91,33 +100,33 @@ def run(options: Namespace) -> int:
     if options.plot is not None:
         from dohyo.lab.plots.bank import plot_bank
 
-        plot_bank(log_w, options.cost, options.replicates, options.seed, options.plot)
+        plot_bank(log_w, cost, replicates, options.seed, options.plot)
     if options.json:
         print(json.dumps(report))
     else:
-        _show(report, log_w, options)
+        _show(report, options)
     return 0
 
 
-def _show(report: dict[str, Any], log_w: Any, options: Namespace) -> None:
-    """The estimate beside two lower bounds: IWAE at the same cost, and IWAE with all weights."""
-    samples = log_w.shape[1]
-    shown = {report["estimator"]["name"]: report}
-    for k in sorted({min(round(options.cost), samples), samples}):
-        bound = estimate_bank(log_w, dohyo.IWAE(k), 1, options.confidence, options.seed)
-        shown[f"iwae, k={k}"] = {"expected_cost": k, **bound.to_dict()}
-    columns = ["estimator", "expected cost", "mean log p(x)", f"{options.confidence:.0%} interval", "weights used", "kind"]
+def _show(report: dict[str, Any], options: Namespace) -> None:
+    """The log-mean of all weights, then the estimate."""
+    whole, samples = report["log_mean"], report["samples"]
     rows = []
-    for name, one in shown.items():
-        mean = "-inf" if one["mean"] is None else f"{one['mean']:.3f} ± {number(one['stderr'])}"
-        rows.append([name, f"{one['expected_cost']:.4g}", mean, interval(one), str(one["cost"]), one["kind"]])
-    title = f"{options.file.name}: {report['data']} data, {samples} log-weights each"
-    show_table(title, columns, rows, words=("estimator", "kind"))
-    if report["noise_stderr"] is not None:
-        say(f"standard error of the estimator's noise alone: {report['noise_stderr']:.4g}")
+    for name, one in ((f"log-mean of all {samples}", whole), (report["estimator"]["name"], report)):
+        mean = "-inf" if one["mean"] is None else measured(one["mean"], one["stderr"])
+        noise = "" if one["noise_stderr"] is None else f"{one['noise_stderr']:.2g}"
+        rows.append([name, mean, noise, interval(one), str(one["cost"]), one["kind"]])
+    columns = ["estimate", "mean log p(x)", "noise", f"{options.confidence:.0%} interval", "weights", "kind"]
+    show_table(
+        f"{options.file.name}: {report['data']} data, {samples} log-weights each", columns, rows, words=("estimate", "kind")
+    )
+    if whole["bias"] is not None and whole["mean"] is not None:
+        without = measured(whole["mean"] - whole["bias"], whole["stderr"]).split()[0]
+        say(f"bias of the log-mean by the jackknife: {whole['bias']:.2g}; {without} without it")
     if report["khat"]["median"] is not None:
         say(f"Pareto k-hat: median {report['khat']['median']:.2f}, largest {report['khat']['max']:.2f}")
-    show_evaluation(report)
+    show_evaluation(whole, "log-mean: ")
+    show_evaluation(report, f"{report['estimator']['name']}: ")
     for path in (options.out, options.plot):
         if path is not None:
             say(f"written: {path}")

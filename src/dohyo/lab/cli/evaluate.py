@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from jsonargparse import Namespace
 from rich.progress import Progress
 
 import dohyo
 from dohyo.errors import DohyoError, check_seed
 from dohyo.evaluation import check_sizes, check_target
-from dohyo.files import output_file, replacing
+from dohyo.files import output_file
 from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table
+from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.annealing import CHAINS, Anneal, Weights, check_anneal, choose_weights, plot_weights
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
-from dohyo.lab.folder import EVALUATION, write_json
+from dohyo.lab.folder import EVALUATION, VALUES, write_json
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import Device
 from dohyo.lab.training.processes import launch, leave
@@ -41,18 +41,18 @@ class EvaluateConfig:
     """How `dohyo evaluate` evaluates.
 
     Attributes:
-        estimator: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; or a tuned one's .json/.yaml.
+        estimator: What estimates log p(x); or the .json or .yaml file of a tuned estimator.
         cost: The expected evaluations of p(x, z) for each estimate, as near as the estimator can come; null for 50 log-weights of
             the encoder, or for 1,000 evaluations by chains, of which there are at least 8.
         anneal: Leapfrogs of the chains that make the log-weights, 0 for the encoder's own; auto takes chains where k-hat is above
             0.7 for three tenths of the data or more, and chooses their length.
-        split: Which of the run's data.
+        split: Which of the run's data to evaluate on.
         replicates: Estimates for each datum.
         target_stderr: The standard error wanted for the estimator's noise; a pilot then fixes the replicates.
         max_rows: The most rows given to the network at a time, which bounds memory; null for 2,000 on a CPU and 200,000 on a GPU.
-        out: A .npz file for the values of each datum.
-        seed: Of the evaluation.
-        device: Where to compute; auto prefers a GPU.
+        out: A .npz file for the values of each datum, for `dohyo compare`; null for evaluation.npz in the run's folder.
+        seed: The seed of the evaluation.
+        device: Where to compute.
     """
 
     estimator: str = "multilevel-rr"
@@ -105,9 +105,8 @@ def run(options: Namespace) -> int:
     for own, weighed in ((estimator, weights), *([(dohyo.IWAE(5000), Weights(model))] if options.reference else [])):
         result = _evaluated(fabric, weighed, x, own, options, own is estimator)
         reports.append(_report(result, own, weighed, options))
-        if own is estimator and options.out is not None and fabric.is_global_zero:
-            with replacing(options.out) as temporary, temporary.open("wb") as file:
-                np.savez(file, log_px=result.per_datum.numpy(), khat=result.khat.numpy())
+        if own is estimator and fabric.is_global_zero:
+            _save(result, own, weighed, options)
     leave(fabric)
     if not fabric.is_global_zero:
         return 0
@@ -137,7 +136,7 @@ def _report(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weigh
 
 
 def _show(reports: list[dict[str, Any]], title: str) -> None:
-    columns = ["estimator", "weights", "cost", "NLL", "its noise", "95% interval of log p(x)", "evaluations", "kind"]
+    columns = ["estimator", "weights", "expected cost", "NLL", "its noise", "95% interval of log p(x)", "evaluations", "kind"]
     rows = [[report["estimator"], Weights(None, report["steps"]).name, f"{report['expected_cost']:.4g}",
              f"{report['nll']:.3f} ± {number(report['stderr'])}",
              "" if report["noise_stderr"] is None else number(report["noise_stderr"]), interval(report), str(report["cost"]),
@@ -145,6 +144,18 @@ def _show(reports: list[dict[str, Any]], title: str) -> None:
     show_table(title, columns, rows, words=("estimator", "weights", "kind"))
     for report in reports:
         show_evaluation(report, f"{report['estimator']}: " if len(reports) > 1 else "")
+
+
+def _save(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weights, options: Namespace) -> None:
+    """Each datum's values, for `dohyo compare`."""
+    best = load_checkpoint(options.run)["numbers"]["best_epoch"]
+    about = {"run": str(options.run), "split": options.split, "annealed": weights.steps > 0, "best_epoch": best}
+    try:
+        save_evaluation(options.out or options.run / VALUES, result, estimator, **about)
+    except OSError as error:
+        if options.out is not None:
+            raise
+        print(f"dohyo: the values are not kept for dohyo compare: {error}; --out writes them elsewhere", file=sys.stderr)
 
 
 def _keep(found: dict[str, Any], weights: Weights, model: Any, x: Any, options: Namespace) -> None:

@@ -5,10 +5,11 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.lab.cli.runs import run_command, run_parser
-from dohyo.lab.cli.screen import number
+from dohyo.lab.cli.screen import measured, number
 from dohyo.lab.experiments.reverse_kl import ReverseKLRun
 from dohyo.lab.parsing import Parser
 
+_SHOWN = 12  # quantities on the screen
 _EXAMPLES = """examples:
   dohyo reverse-kl --target funnel --estimator sumo --cost 15 --steps 20000 --seed 0 --out runs/f
   dohyo reverse-kl --target eight-schools --estimator multilevel-rr --cost 15 --out runs/e
@@ -30,17 +31,32 @@ def run(options: Namespace) -> int:
 
 
 def _note(record: dict[str, Any]) -> str:
-    name, truth = ("objective", record["objective"]) if record["reverse_kl"] is None else ("reverse KL", record["reverse_kl"])
-    return f"estimate {record['estimate']:.3f} {name} {truth:.3f}" + (" DIVERGED" if record["diverged"] else "")
+    if record["reverse_kl"] is None:
+        found = f"log Z {record['log_z']:.3f} reverse KL {number(record['estimated_kl'])}"
+    else:
+        found = f"estimate {record['estimate']:.3f} reverse KL {record['reverse_kl']:.3f}"
+    return found + (" DIVERGED" if record["diverged"] else "")
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
-    known = result["reverse_kl"] is not None
-    truth = number(result["reverse_kl"] if known else result["objective"])
-    name = "reverse KL" if known else "objective E[log p(x) - log p*(x)]"
-    lines = [f"{name} {truth} ± {number(result['reverse_kl_stderr'])}, training estimate "
-             f"{number(result['training_estimate'])} ± {number(result['training_estimate_stderr'])}, {result['estimator']} at an "
-             f"expected cost of {result['expected_cost']:.4g}, {result['steps']} steps, {result['seconds']:.0f} s"]  # fmt: skip
-    if result["khat"] is not None and result["khat"] > 0.7:
-        lines.append(f"warning: k-hat is {result['khat']:.2f}: the importance-weighted moments are not to be trusted")
-    return lines + [f"warning: {'diverged: ' if result['diverged'] else ''}{line}" for line in result["warnings"]]
+    known, moments = result["log_normaliser"] is not None, result["moments"]
+    log_z = f"log Z {_measured(result, 'log_z')}" + (f" (exactly {result['log_normaliser']:.3f})" if known else "")
+    kl = f"reverse KL {_measured(result, 'reverse_kl')}"
+    how = (f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}, {result['steps']} steps, "
+           f"{result['seconds']:.0f} s")  # fmt: skip
+    weights = f"{number(result.get('ess'), 0)} effective samples of {result['test_draws']}, k-hat {number(result['khat'], 2)}"
+    lines = [", ".join([kl, log_z, how] if known else [log_z, f"{kl} with it", how])]
+    if not known and None not in (result.get("log_z"), result["training_estimate"]):
+        result = {**result, "training_estimate": result["training_estimate"] + result["log_z"]}
+    lines.append(f"importance weights: {weights}; training estimate {_measured(result, 'training_estimate')}")
+    for name, one in list(moments.items())[:_SHOWN]:
+        quantiles = [number(one.get(q)) for q in ("q50", "q2.5", "q97.5")]
+        lines.append(f"  {name}: mean {_measured({**one, 'mean_stderr': one['stderr']}, 'mean')}, sd {number(one['sd'])}, "
+                     "median {}, 95% between {} and {}".format(*quantiles))  # fmt: skip
+    if len(moments) > _SHOWN:
+        lines.append(f"  and {len(moments) - _SHOWN} more in result.json")
+    return lines + [f"warning: {line}" for line in result["warnings"]]
+
+
+def _measured(result: dict[str, Any], key: str) -> str:
+    return "?" if result.get(key) is None else measured(result[key], result[f"{key}_stderr"])

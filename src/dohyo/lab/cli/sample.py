@@ -26,10 +26,10 @@ _MOST = 10_000  # a picture of more would show nothing
 def parser() -> Parser:
     made = Parser(description="A picture of samples from a trained model.", epilog=_EXAMPLES)
     made.add_argument("run", type=Path, help="a run's folder")
-    made.add_argument("--count", type=int, help="how many; by default 64, or 1000 for a table")
+    made.add_argument("--count", type=int, help="how many to draw; by default 64, or 1000 for a table")
     made.add_argument("--out", type=Path, default=Path("samples.png"), help="the picture; its numbers go beside it as JSON")
     made.add_argument("--reconstruct", action="store_true", help="test data above their reconstructions instead")
-    made.add_argument("--seed", type=int, default=0, help="of the samples")
+    made.add_argument("--seed", type=int, default=0, help="the seed of the samples")
     return made
 
 

@@ -1,6 +1,7 @@
 """What the commands share: the screen, progress, interrupts, and estimators by name."""
 
 import contextlib
+import math
 import signal
 import sys
 import threading
@@ -65,6 +66,17 @@ def interval(report: dict[str, Any]) -> str:
 
 def number(value: float | None, digits: int = 3) -> str:
     return "?" if value is None else f"{value:.{digits}f}"
+
+
+def measured(value: float, stderr: float | None) -> str:
+    """A value and its standard error, with as many decimals as the error's first three digits, and at least three.
+
+    Example:
+        >>> measured(-1.270583, 0.012472), measured(-90.1234, None)
+        ('-1.2706 ± 0.0125', '-90.123 ± ?')
+    """
+    digits = max(3, 2 - math.floor(math.log10(stderr))) if stderr else 3
+    return f"{value:.{digits}f} ± {number(stderr, digits)}"
 
 
 def count(value: float) -> str:

@@ -38,7 +38,7 @@ class Dataset:
 
     Attributes:
         name: The name or the file it was loaded from.
-        train: (n, *shape), or (n, d) after `flat`: 0 and 1 if binary, probabilities if grey, any numbers if real.
+        train: `(n, *shape)`, or (n, d) after `flat`: 0 and 1 if binary, probabilities if grey, any numbers if real.
         valid, test: The same, but 0 and 1 if grey.
         shape: The shape of one datum: (1, 28, 28) for images, which are (channels, height, width); (37,) for a table.
         columns: The names of a table's columns; empty for other data.

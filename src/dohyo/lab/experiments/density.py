@@ -19,6 +19,7 @@ from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain, resolved
 from dohyo.lab.data import NAMES, Dataset, load
+from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
@@ -29,6 +30,7 @@ from dohyo.lab.folder import (
     PAIRS,
     RECONSTRUCTIONS,
     SAMPLES,
+    TEST_VALUES,
     read_records,
     replica_folder,
     write_result,
@@ -54,25 +56,20 @@ SAMPLED = 1000  # samples of the model in the pictures of a table
 class DensityConfig(EstimatorConfig, LoopConfig):
     """A run of density modelling."""
 
-    data: str = option(
-        "digits", "digits, mnist, mnist-static, omniglot; a .npy, .npz, .csv or .parquet file; or a folder of images."
-    )
+    data: str = option("digits", "What to train on: a name; a .npy, .npz, .csv or .parquet file; or a folder of images.")
     data_dir: Path | None = option(
         None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
     )
-    data_kind: DataKind = option(
-        "auto", "What the numbers are: binary (0 and 1), grey (the probability that a pixel is one), real; auto looks at them."
-    )
+    data_kind: DataKind = option("auto", "What the numbers of a file are.")
     data_white: float | None = option(
         None, "The grey value that is white, such as 16; needed where whole numbers do not reach 255."
     )
     data_shape: str | None = option(None, "The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.")
     data_seed: int | None = option(
-        None, "Of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it."
+        None,
+        "The seed of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.",
     )
-    model: str = option(
-        "vae", "vae, vae2 (two stochastic layers), or package.module:name, your own nn.Module or a function that returns one."
-    )
+    model: str = option("vae", "The model by name, or package.module:name, your own nn.Module or a function that returns one.")
     latent: int = 50
     init_from: Path | None = option(
         None, "The folder of a run whose best parameters this one begins with; of replicas, each with its own."
@@ -84,8 +81,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     )
     estimator: str | None = option(  # type: ignore[assignment]  # a name once it is made
         None,
-        "What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss; by default sumo, and iwae "
-        "over chains.",
+        "What theta follows; by default sumo, and iwae over chains.",
     )
     cost: float | None = option(  # type: ignore[assignment]
         None,
@@ -97,8 +93,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     encoder: Encoder | None = option(
         None, "What phi follows; by default same for bounds, and dreg for unbiased estimators and chains."
     )
-    k_draw: KDraw = option("batch", "One K for a batch, or one for each datum.")
-    baseline: Baseline = option("zero", "For encoder variance.")
+    k_draw: KDraw = option("batch", "How often K is drawn.")
+    baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
     clip_datum: float | None = option(None, "The largest sum of one datum's coefficients; null for no such clipping.")
     clip_decoder: Clip = option(
         "auto", "The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators."
@@ -150,7 +146,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         """The data as the model gets them: flat if the model is built with their size, `data`, and else in their own shape."""
         seed, shape = self.seed if self.data_seed is None else self.data_seed, _sizes(self.data_shape)
         data = load(self.data, self.data_dir, self.data_kind, seed, white=self.data_white, shape=shape)
-        return data.flat() if takes(self.model, "data") and not takes(self.model, "shape") else data
+        return data.flat() if takes(self.model, "data") and not takes(self.model, "shape", by_name=True) else data
 
     def build_model(self, data: Dataset) -> nn.Module:
         """The model with its initial parameters, which depend on the seed."""
@@ -160,7 +156,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         if size > _LARGEST_DATUM and ":" not in self.model:
             raise DohyoError(f"one datum has {size} numbers, and {self.model} takes at most {_LARGEST_DATUM}; use fewer columns")
         known = {"data": size, "hidden": self.hidden, "latent": self.latent, "likelihood": likelihood}
-        model = build(self.model, **known, **({"shape": data.shape} if takes(self.model, "shape") else {}))
+        model = build(self.model, **known, **({"shape": data.shape} if takes(self.model, "shape", by_name=True) else {}))
         start_from = getattr(model, "start_from", None)
         if start_from is not None:
             start_from(data.train)
@@ -327,6 +323,7 @@ class DensityRun(Run[DensityConfig]):
             }  # fmt: skip
         records = read_records(self.folder)
         if fabric.is_global_zero:
+            save_evaluation(self.folder / TEST_VALUES, test, IWAE(config.test_terms), run=str(self.folder), split="test")
             self._plot(model.cpu(), records)
         numbers = load_checkpoint(self.folder)["numbers"]
         return {

@@ -43,9 +43,7 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
     batch_size: int = 100
     optimiser: Optimiser = "adam"
     epsilon: float = 1e-3
-    estimator: str = option(
-        "sumo", "Of the latent policy's log p(x): elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss."
-    )
+    estimator: str = option("sumo", "What estimates the latent policy's log p(x).")
     cost: float = option(
         15.0,
         "The expected number of log-weights of one estimate, as near as the estimator can come; with entropy each step makes "
@@ -54,20 +52,20 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
     steps: int = option(5_000, resume=True)
     check_every: int = 100
     decay: Decay = "none"
-    variables: int | None = option(None, "d, of a random problem or of your own reward.")
+    variables: int | None = option(None, "The number of bits of a random problem, or of your own reward.")
     instance: Path | None = option(None, "A problem from a file: OR-Library's bqp, .qubo or Gset.", resume=True)
     index: int | None = option(None, "Which problem of a file that holds several, from 1.")
     reward: str | None = option(None, "Your own function as package.module:function, of x (n, d) of 0 and 1.")
-    instance_seed: int = option(0, "Of a random problem's weights, uniform in [-1, 1].")
+    instance_seed: int = option(0, "The seed of a random problem's weights, uniform in [-1, 1].")
     policy: PolicyName = option("latent", "The distribution of x that is trained.")
-    encoder: SamplingEncoder | None = option(None, "What phi follows.")
-    k_draw: KDraw = option("datum", "One K for each sample, or one for all of a step.")
+    encoder: SamplingEncoder | None = option(None, "What phi follows, in the latent policy.")
+    k_draw: KDraw = option("datum", "How often K is drawn.")
     entropy: float = option(0.0, "The weight of the policy's entropy against the reward after scaling.")
-    entropy_decay: Decay = option("none", "linear: the weight falls to zero over the steps.")
+    entropy_decay: Decay = option("none", "Whether the weight of the entropy falls.")
     scale: float | Literal["auto"] = option(
         "auto", "What rewards are divided by; auto is their standard deviation under uniform x."
     )
-    baseline: Baseline = option("leave-one-out", "What is subtracted from a sample's reward: the mean of the others, or nothing.")
+    baseline: Baseline = option("leave-one-out", "What is subtracted from a sample's reward.")
     restarts: int = option(
         1,
         "How many times a new policy is trained, each on its share of the steps; the best of all samples counts. Steps that are "

@@ -27,6 +27,7 @@ from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import OnDraws, Record
 from dohyo.models import GaussianLVM
 from dohyo.objectives import KDraw, Paths, ReverseKL, SamplingEncoder
+from dohyo.verdict import HEAVY
 
 RAW_DRAWS = 100_000
 TUNED_ON, FEWEST = 256, 16  # draws of the model that chains are tuned on; chains for each draw, at least
@@ -49,13 +50,13 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
         "funnel, banana, mixture, ring, eight-schools, eight-schools-centred, o-rings, autoregressive, or your own log-density "
         "as package.module:function.",
     )
-    dimension: int | None = option(None, "Of your own target.")
+    dimension: int | None = option(None, "The number of dimensions of your own target.")
     encoder: SamplingEncoder | None = option(
-        None, "What phi follows; same goes down with theta (plain IWAE), iwae makes it minimax."
+        None, "What phi follows; by default same for bounds and sleep for unbiased estimators."
     )
-    k_draw: KDraw = option("datum", "One K for each draw, or one for all of a step.")
+    k_draw: KDraw = option("datum", "How often K is drawn.")
     paths: Paths | None = option(None, "The parts of theta's gradient that are kept.")
-    baseline: Baseline = option("zero", "For encoder variance.")
+    baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
     on_divergence: Literal["stop", "continue"] = option(
         "stop", "What to do when the encoder is lost or the estimate has left the truth at two checks in a row.", resume=True
     )
@@ -167,19 +168,28 @@ class ReverseKLRun(Run[ReverseKLConfig]):
         if not warnings and task.diverged >= 2:  # it ended the run, though these draws do not show it
             warnings = list(last["warnings"])
         diverged = bool(warnings)
+        warnings = [f"diverged: {line}" for line in warnings]
         if outside := int((draws.log_target == -math.inf).sum()):
             warnings.append(f"the target's density is zero at {outside} of {len(draws.x)} draws: the reverse KL is infinite")
         unsure = found.above - found.by_encoder
         if not diverged and unsure > 0.1:
             warnings.append(f"log p(x) is known only to within {unsure:.2g} nats: the reverse KL may be that much higher")
+        moments = self._moments(model, draws)
+        if moments["khat"] > HEAVY:
+            warnings.append(f"k-hat of the importance weights is {moments['khat']:.2f}, above {HEAVY}: do not trust log Z, the "
+                            "moments and the quantiles; train longer, or take a larger model")  # fmt: skip
+        known = found.reverse_kl is not None
         if fabric.is_global_zero:
             from dohyo.lab.plots.densities import plot_density_run
 
             plot_density_run(log_target, draws, records, model.cpu(), self.folder)
             self._write_draws(draws)
         return {
-            "reverse_kl": found.reverse_kl,
-            "reverse_kl_stderr": found.stderr,
+            "reverse_kl": found.reverse_kl if known else found.estimated_kl,
+            "reverse_kl_stderr": found.stderr if known else found.estimated_kl_stderr,
+            "log_z": found.log_z,
+            "log_z_stderr": found.log_z_stderr,
+            "ess": found.ess,
             "objective": found.objective,
             "training_estimate": last["estimate"],
             "training_estimate_stderr": last["estimate_stderr"],
@@ -188,7 +198,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             "by_encoder": found.by_encoder,
             "by_prior": found.by_prior,
             "above": found.above,
-            **self._moments(model, draws),
+            **moments,
             "target": config.target,
             "log_normaliser": log_target.log_normaliser,
             **about_estimator(config, objective.estimator),
@@ -196,6 +206,7 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             "test_draws": config.test_draws,
             "test_terms": config.test_terms,
             "anneal": config.anneal,
+            "verdict": _verdict(warnings, moments["khat"]),
             "warnings": warnings,
         }
 
@@ -215,6 +226,13 @@ class ReverseKLRun(Run[ReverseKLConfig]):
             if name in exact:
                 entry |= {"exact_mean": exact[name][0], "exact_sd": exact[name][1]}
         return {"moments": weighted, "khat": shape}
+
+
+def _verdict(warnings: list[str], khat: float) -> dict[str, Any]:
+    """Whether the numbers can be trusted, in the form that every command has."""
+    calm = f"k-hat of the importance weights is {khat:.2f}"
+    said = f"do not trust the numbers: {'; '.join(warnings)}" if warnings else f"the numbers can be trusted: {calm}"
+    return {"trusted": not warnings, "reason": said}
 
 
 def _annealed(model: Any, config: ReverseKLConfig) -> tuple[Any, int]:

@@ -44,7 +44,7 @@ class EstimatorConfig(Options):
 
     hidden: int = option(200, "Units in each hidden layer.")
     latent: int = option(20, "Latent dimensions.")
-    estimator: str = option("sumo", "What theta follows: elbo, iwae, jvi, sumo, symmetric-sumo, multilevel-rr or multilevel-ss.")
+    estimator: str = option("sumo", "What theta follows.")
     cost: float = option(15.0, "The expected number of log-weights for each estimate, as near as the estimator can come.")
 
     def make_estimator(self, max_terms: int | None = None) -> Estimator:

@@ -33,6 +33,7 @@ _NUMBERS = (
     "test_nll_annealed", "test_nll_annealed_stderr", "test_chains", "anneal",
     "seconds", "expected_cost", "test_nll", "test_nll_stderr", "test_nll_spread", "test_terms", "valid_nll", "best_epoch",
     "reverse_kl", "reverse_kl_stderr", "objective", "training_estimate", "training_estimate_stderr", "khat",
+    "log_z", "log_z_stderr", "ess", "log_normaliser",
     "best_reward", "best_known", "gap", "mean_reward", "mean_reward_stderr", "seconds_to_best", "variables",
 )  # fmt: skip
 _OTHER = "it was written by another version of dohyo, or damaged: run it again, or leave this folder out"
@@ -186,11 +187,18 @@ class ReverseKL(Kind):
 
     def headline(self) -> list[tuple[str, str]]:
         r = self.result
+        known = r.get("log_normaliser") is not None
+        log_z = (
+            f"log Z, exactly {number(r['log_normaliser'])}" if known else "log Z",
+            with_error(r.get("log_z"), r.get("log_z_stderr")),
+        )
+        kl = ("True reverse KL, nats" if known else "Reverse KL with it, nats", self._truth().text)
         return [
-            ("True reverse KL, nats", self._truth().text),
+            *([kl, log_z] if known or r.get("log_z") is None else [log_z, kl]),
             ("The training's own estimate", with_error(r.get("training_estimate"), r.get("training_estimate_stderr"))),
             ("Diverged", "yes" if r.get("diverged") else "no"),
-            ("k-hat of the importance weights", number(r.get("khat"), 2)),
+            ("k-hat of the importance weights", self._khat()),
+            ("Effective samples", number(r.get("ess"), 3)),
         ]
 
     def compared(self) -> Values:
@@ -206,11 +214,12 @@ class ReverseKL(Kind):
         }
 
     def tables(self) -> list[Grid]:
-        columns = ["mean", "stderr", "sd", "raw_mean", "raw_sd", "exact_mean", "exact_sd"]
-        shown = ["quantity", "mean", "its error", "sd", "mean of raw draws", "sd of raw draws", "exact mean", "exact sd"]
+        columns = ["mean", "stderr", "sd", "q2.5", "q50", "q97.5", "raw_mean", "raw_sd", "exact_mean", "exact_sd"]
+        shown = ["quantity", "mean", "its error", "sd", "2.5%", "median", "97.5%", "mean of raw draws", "sd of raw draws",
+                 "exact mean", "exact sd"]  # fmt: skip
         moments = {name: one for name, one in (self.result.get("moments") or {}).items() if isinstance(one, dict)}
         rows = [[name, *map(one.get, columns)] for name, one in moments.items()]
-        return [grid("Moments by importance weights", shown, rows)] if rows else []
+        return [grid("Moments and quantiles by importance weights", shown, rows)] if rows else []
 
     def alts(self) -> dict[str, str]:
         return {
@@ -219,8 +228,12 @@ class ReverseKL(Kind):
             LEARNING_CURVES: f"The training's estimate and the true reverse KL against the step, at last {self._truth().text}",
         }
 
+    def _khat(self) -> str:
+        khat = self.result.get("khat")
+        return number(khat, 2) + (": do not trust log Z and the moments" if khat is not None and khat > 0.7 else "")
+
     def _truth(self) -> Cell:
-        """Where log Z of the target is unknown, so is the divergence, up to that constant."""
+        """Runs of earlier versions with an unknown log Z know the divergence up to that constant."""
         known = self.result.get("reverse_kl") is not None
         value = self.result.get("reverse_kl" if known else "objective")
         return measured(value, self.result.get("reverse_kl_stderr"), "" if known else " + log Z")

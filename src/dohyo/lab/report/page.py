@@ -15,6 +15,7 @@ from markupsafe import Markup
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.files import output_file, replacing
+from dohyo.lab.report.differences import differences
 from dohyo.lab.report.entries import Entry
 from dohyo.lab.report.grids import Cell, Grid, grid
 from dohyo.lab.report.runs import compare
@@ -55,7 +56,7 @@ def render(entries: Sequence[Entry]) -> str:
     return environment.get_template("page.html").render(
         entries=list(zip(ids, entries, strict=True)),
         overview=_overview(entries),
-        comparisons=compare(list(entries)),
+        comparisons=[*compare(list(entries)), *differences(entries)],
         links={entry.folder: name for name, entry in zip(ids, entries, strict=True)},
         signs=_SIGNS,
         summary=_summary(entries),

@@ -29,7 +29,7 @@ _CHUNK = 1000  # sequences of log-weights at a time, for the cross terms
 class ConvergenceConfig(StudyConfig):
     """The numbers of the study."""
 
-    dimension: int = option(20, "Of x and z in the toy.")
+    dimension: int = option(20, "The dimension of x and z in the toy.")
     points: int = option(1000, "How many data points the toy has.")
     perturbation: float = option(0.01, "The standard deviation of the noise on the toy's optimal parameters.")
     trials: int = option(10, "Each with perturbed parameters and noise of its own.")

@@ -30,7 +30,7 @@ class FunnelConfig(StudyConfig):
     """The numbers of the study."""
 
     replicas: int = option(3, "Runs of each estimator at each cost, with seeds of their own.")
-    steps: int = option(20_000, "Of each run; one that diverges ends earlier.")
+    steps: int = option(20_000, "The steps of each run; one that diverges ends earlier.")
     check_every: int = option(500, "Steps from one check to the next.")
     check_draws: int = option(500, "Draws of x in a check of the true reverse KL.")
     test_draws: int = option(4000, "Draws of x in the last check.")

@@ -37,12 +37,14 @@ class PoliciesConfig(StudyConfig):
     replicas: int = option(3, "Runs of each policy, with seeds of their own, on one and the same problem.")
     sizes: tuple[int, ...] = option((100, 500), "The variables of each random problem, from few to many.")
     seconds: tuple[float, ...] = option((600.0, 3600.0), "How long every policy is trained on each of these.")
-    entropy_weight: float = option(0.02, "Of the policy's entropy in the runs with entropy; it does not fall.")
+    entropy_weight: float = option(0.02, "The weight of the policy's entropy in the runs with entropy; it does not fall.")
     hidden: int = option(200, "Units in each hidden layer.")
     cost: float = option(15.0, "Log-weights in an estimate for the latent policy.")
-    learning_rate: float = option(1e-3, "Of Adam.")
-    independent_rate: float = option(0.03, "Of Adam for the independent policy, whose parameters are the log-odds themselves.")
-    epsilon: float = option(1e-8, "Of Adam.")
+    learning_rate: float = option(1e-3, "Adam's learning rate.")
+    independent_rate: float = option(
+        0.03, "Adam's learning rate for the independent policy, whose parameters are the log-odds themselves."
+    )
+    epsilon: float = option(1e-8, "Adam's epsilon.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,8 +49,8 @@ OnProgress = Callable[[str, float, int], None]
 class StudyConfig(Options):
     """The options of every study."""
 
-    seed: int = option(0, "Of everything.")
-    device: Device = option("auto", "Where to compute; auto prefers a GPU.")
+    seed: int = option(0, "The seed of everything.")
+    device: Device = option("auto", "Where to compute.")
 
     def __post_init__(self) -> None:
         check_choices(self)

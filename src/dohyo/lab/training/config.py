@@ -65,7 +65,7 @@ class StepConfig(Options, ABC):
     unit: ClassVar[Literal["epoch", "step"]]  # what the run's length is counted in
 
     batch_size: int = option(100, "Data in a step, over all processes.")
-    optimiser: Optimiser = option("amsgrad", "AMSGrad is Adam with the maximum of its second moments; RMSprop has no momentum.")
+    optimiser: Optimiser = option("amsgrad", "The optimiser.")
     learning_rate: float = option(1e-3, "The optimiser's learning rate.")
     beta1: float = option(0.9, "Adam's beta1.")
     beta2: float = option(0.999, "Adam's beta2; for RMSprop the decay of its mean square.")
@@ -86,7 +86,7 @@ class StepConfig(Options, ABC):
     )
     seed: int = option(0, "The seed of everything: parameters, data order, noise and K.")
     k_seed: int | None = option(None, "The seed of K only; null for `seed`. Replicas in one program share the K of the first.")
-    device: Device = option("auto", "Where to compute; auto prefers a GPU.", resume=True)
+    device: Device = option("auto", "Where to compute.", resume=True)
     tf32: bool = option(
         True, "Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; never in evaluation."
     )
@@ -144,8 +144,7 @@ class LoopConfig(StepConfig):
     valid_terms: int = option(20, "The validation NLL is estimated by IWAE with this many terms.")
     program: ProgramName = option(
         "auto",
-        "plain, the readable step; captured, the same step compiled, and on a CUDA GPU recorded as a graph; auto, captured on a "
-        "CUDA GPU if that is possible. The numbers are the same up to rounding.",
+        "How the step is run; the numbers are the same up to rounding.",
         resume=True,
     )
 
@@ -181,8 +180,11 @@ class DrawsConfig(StepConfig):
 
     steps: int = option(10_000, "The number of steps.", resume=True)
     check_every: int = option(500, "Steps from one check, record and possible checkpoint to the next.")
-    decay: Decay = option("linear", "linear: the learning rate falls to zero over the steps; it is lowered after each check.")
-    tf32: bool = option(False, "As for data, but off by default: nobody has measured what it does here.")
+    decay: Decay = option("linear", "Whether the learning rate falls; it is lowered after each check.")
+    tf32: bool = option(
+        False,
+        "Let a CUDA GPU round the factors of matrix products to 11 bits in training; nobody has measured what it does here.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """What the loop trains on: data, or samples from the model itself."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -131,7 +131,13 @@ class OnData(Task[LoopConfig]):
 
 
 class OnDraws(Task[Any]):
-    """Steps on samples from the model: an index stands for one sample. Subclasses define what to check between epochs."""
+    """Steps on samples from the model: an index stands for one sample. Subclasses define what to check between epochs.
+
+    Attributes:
+        on_step: Called after each step with the number of steps done.
+    """
+
+    on_step: Callable[[int], None] | None = None
 
     def begin(self, fabric: Fabric, config: DrawsConfig) -> None:
         if config.batch_size < fabric.world_size:
@@ -140,6 +146,8 @@ class OnDraws(Task[Any]):
     def batches(self, config: DrawsConfig, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         for _ in range(min(config.check_every, config.steps - progress.step)):
             yield torch.arange(config.batch_size)
+            if self.on_step is not None:
+                self.on_step(progress.step)
 
     def batch(self, index: Tensor) -> Tensor:
         return index
