@@ -17,6 +17,7 @@ from torch import Tensor
 
 import dohyo
 from dohyo import Annealed, MultilevelRR
+from dohyo.files import plain
 from dohyo.lab.data import load
 from dohyo.models import VAE
 
@@ -44,22 +45,21 @@ def main() -> None:
     options = parser.parse_args()
     if not options.parameters and not options.digits:
         parser.error("give --parameters FILE, or --digits")
-    begin = time.perf_counter()
-    found = {path.stem: on_images(path, options) for path in options.parameters}
-    if options.digits:
-        found["digits"] = on_digits(options)
-    config = environment() | {
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device,
-        "images": options.images,
-        "truth_evaluations": options.truth,
-        "seed": options.seed,
-        "evaluations": EVALUATIONS,
-        "repeats": REPEATS,
-        "khat_weights": KHAT_WEIGHTS,
-        "seconds": time.perf_counter() - begin,
-    }
-    name = "annealing_digits.json" if options.digits else "annealing.json"
-    save(options.out / name, {"config": config, "models": found})
+    begin, found = time.perf_counter(), {}
+    for path in [None] if options.digits else options.parameters:
+        found[path.stem if path else "digits"] = on_images(path, options) if path else on_digits(options)
+        config = environment() | {
+            "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device,
+            "images": options.images,
+            "truth_evaluations": options.truth,
+            "seed": options.seed,
+            "evaluations": EVALUATIONS,
+            "repeats": REPEATS,
+            "khat_weights": KHAT_WEIGHTS,
+            "seconds": time.perf_counter() - begin,
+        }
+        file = "annealing_digits.json" if options.digits else "annealing.json"
+        save(options.out / file, plain({"config": config, "models": found}))  # after each model, so that none is lost
 
 
 def on_images(path: Path, options: argparse.Namespace) -> dict[str, Any]:

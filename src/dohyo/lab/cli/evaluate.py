@@ -15,7 +15,7 @@ from dohyo.evaluation import check_sizes, check_target
 from dohyo.files import output_file
 from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table
 from dohyo.lab.evaluations import save_evaluation
-from dohyo.lab.experiments.annealing import CHAINS, Anneal, Weights, check_anneal, choose_weights, plot_weights
+from dohyo.lab.experiments.annealing import CHAINS, EXAMINED, Anneal, Weights, check_anneal, choose_weights, plot_weights
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
 from dohyo.lab.folder import EVALUATION, VALUES, write_json
 from dohyo.lab.parsing import Parser
@@ -180,5 +180,6 @@ def _evaluated(fabric: Any, weights: Weights, x: Any, estimator: Any, options: N
             replicates=options.replicates if first else 1,
             target_stderr=options.target_stderr if first else None,
             progress=lambda done: progress.update(task, completed=done),
+            khat_data=EXAMINED,  # as many as auto looks at: a verdict on few data would often contradict it
             **({"khat_samples": CHAINS} if weights.steps else {}),
         )  # fmt: skip
