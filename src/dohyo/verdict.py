@@ -9,8 +9,9 @@ from torch import Tensor
 from dohyo.estimators import Estimator
 
 HEAVY = 0.7  # k-hat above which importance weights are not to be trusted (Vehtari et al.)
-# The share of the data that may have heavy weights: a judgement. With synthetic weights, means by MultilevelRR were within 1.3 stated
-# standard errors of the truth up to here, and up to 2.9 off where nearly all are heavy; results/annealing.json has a trained VAE's.
+# The share of the data that may have heavy weights: a judgement. With synthetic weights, means by MultilevelRR were within 1.3
+# stated standard errors of the truth up to here, and up to 2.9 off where nearly all are heavy; results/annealing.json has those
+# of a trained VAE.
 BEARABLE = 0.5
 _OPENINGS = {
     True: "the error bar can be trusted",
