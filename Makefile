@@ -16,7 +16,7 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow

@@ -16,7 +16,7 @@ from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 
 CONFIG = dohyo.lab.LoopConfig(epochs=2, batch_size=300, k_seed=0, clip_decoder=20.0, clip_encoder=125.0, device="cpu", tf32=False)
-DATA = load("digits")
+DATA = load("digits").flat()
 
 
 class PlainBind(nn.Module):

@@ -306,6 +306,7 @@ def test_resumed_in_the_middle_of_restarts(policy: str, tmp_path: Path, capsys: 
         assert same_run(tmp_path / "whole", folder)
 
 
+@pytest.mark.slow
 def test_killed_at_random_times_it_ends_the_same(tmp_path: Path) -> None:
     """SIGKILL, again and again, until a run gets through; the result is the uninterrupted run's, bit for bit."""
     options = ["--variables", "40", "--entropy", "0.1", "--steps", "160", "--check-every", "20", "--restarts", "2", *SMALL]

@@ -2,8 +2,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from arena import SMALL
 
+from attack.arena import SMALL
 from dohyo.lab.cli import main
 
 

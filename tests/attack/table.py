@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from arena import Input
+
+from attack.arena import Input
 
 # ---- what strangers' files hold -------------------------------------------------------------------------------------------
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arena import Answer, answer_here
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from attack.arena import Answer, answer_here
 
 BRIEF = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 LONG = settings(BRIEF, max_examples=int(os.environ.get("DOHYO_FUZZ", "1500")), derandomize=False)

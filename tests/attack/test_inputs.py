@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from arena import Answer, Input, answer_here, answer_of_process, check_refused, contents
-from table import INPUTS, NOISE, REAL, claims, npz
+
+from attack.arena import Answer, Input, answer_here, answer_of_process, check_refused, contents
+from attack.table import INPUTS, NOISE, REAL, claims, npz
 
 
 @pytest.mark.parametrize("case", INPUTS, ids=lambda case: case.name)

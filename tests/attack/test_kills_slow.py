@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import SMALL, contents
 
 import real
+from attack.arena import SMALL, contents
 
 KILLS = int(os.environ.get("DOHYO_KILLS", "200"))
 RUNS = {

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from arena import SMALL
 
 import real
+from attack.arena import SMALL
 
 LINE = [sys.executable, "-m", "dohyo"]
 WEIGHTS = "0.5,1.5,-0.5,0.1\n0.2,0.3,0.4,0.5\n"

@@ -8,9 +8,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from arena import SMALL, answer_here, contents
 
 import real
+from attack.arena import SMALL, answer_here, contents
 from dohyo.lab.folder import read_records
 from dohyo.lab.training.locks import Busy, locked, only_writer
 
