@@ -11,7 +11,8 @@ from torch import nn
 import dohyo
 import teams
 from dohyo import Annealed, DohyoError
-from dohyo.lab.experiments.density import DensityConfig, DensityRun, begin_with
+from dohyo.lab.experiments.density import DensityRun, begin_with
+from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.fast.captured import traced
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.trial import check_batchable

@@ -10,7 +10,8 @@ import torch
 
 from dohyo.lab.cli import main
 from dohyo.lab.cli.screen import count
-from dohyo.lab.experiments.density import DensityConfig, DensityRun
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.fast import programs, together
 from dohyo.lab.training.processes import launch
 from real import command, finished

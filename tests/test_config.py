@@ -12,7 +12,7 @@ import yaml
 
 from dohyo import DohyoError
 from dohyo.lab.cli import main
-from dohyo.lab.experiments.density import DensityConfig
+from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.experiments.qpbo import QPBOConfig
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig
 from dohyo.lab.folder import read_records

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dohyo.lab.experiments.density import DensityConfig, DensityRun
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.training.processes import launch
 
 pytestmark = [

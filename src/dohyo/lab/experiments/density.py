@@ -4,23 +4,23 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.annealing import Annealed
-from dohyo.errors import DohyoError, check_seed, reporting
+from dohyo.errors import DohyoError, reporting
 from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
-from dohyo.files import plain, resolved
-from dohyo.lab.data import NAMES, Dataset, load
+from dohyo.files import plain
+from dohyo.lab.data import Dataset
 from dohyo.lab.evaluations import save_evaluation
-from dohyo.lab.experiments.run import EstimatorConfig, OnEpoch, OnTest, Run, about_estimator
+from dohyo.lab.experiments.density_config import DensityConfig, decoder_passes
+from dohyo.lab.experiments.run import OnEpoch, OnTest, Run, about_estimator
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
 from dohyo.lab.folder import (
@@ -35,136 +35,13 @@ from dohyo.lab.folder import (
     replica_folder,
     write_result,
 )
-from dohyo.lab.training import LoopConfig
-from dohyo.lab.training.config import option
 from dohyo.lab.training.loop import Diverged, check
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import OnData, size_of
-from dohyo.models import build
-from dohyo.models.registry import takes
-from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
+from dohyo.lab.training.tasks import OnData
+from dohyo.objectives import MaximumLikelihood
 
-Baseline = Literal["zero", "running"]
-DataKind = Literal["auto", "binary", "grey", "real"]
-_MOST_REPLICAS, _MOST_TERMS, _LARGEST_DATUM = 1000, 100_000, 2**20
-Clip = float | Literal["auto"] | None
 SAMPLED = 1000  # samples of the model in the pictures of a table
-
-
-@dataclass
-class DensityConfig(EstimatorConfig, LoopConfig):
-    """A run of density modelling."""
-
-    data: str = option("digits", "What to train on: a name; a .npy, .npz, .csv or .parquet file; or a folder of images.")
-    data_dir: Path | None = option(
-        None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
-    )
-    data_kind: DataKind = option("auto", "What the numbers of a file are.")
-    data_white: float | None = option(
-        None, "The grey value that is white, such as 16; needed where whole numbers do not reach 255."
-    )
-    data_shape: str | None = option(None, "The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.")
-    data_seed: int | None = option(
-        None,
-        "The seed of the binarisation of validation and test data, and of a file's splits; null for `seed`. Replicas share it.",
-    )
-    model: str = option("vae", "The model by name, or package.module:name, your own nn.Module or a function that returns one.")
-    latent: int = 50
-    init_from: Path | None = option(
-        None, "The folder of a run whose best parameters this one begins with; of replicas, each with its own."
-    )
-    anneal: int = option(
-        0,
-        "The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own; `cost` "
-        "counts chains. 0 for samples of the encoder.",
-    )
-    estimator: str | None = option(  # type: ignore[assignment]  # a name once it is made
-        None,
-        "What theta follows; by default sumo, and iwae over chains.",
-    )
-    cost: float | None = option(  # type: ignore[assignment]
-        None,
-        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 2 chains.",
-    )
-    max_terms: int | None = option(
-        None, "The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit."
-    )
-    encoder: Encoder | None = option(
-        None, "What phi follows; by default same for bounds, and dreg for unbiased estimators and chains."
-    )
-    k_draw: KDraw = option("batch", "How often K is drawn.")
-    baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
-    clip_datum: float | None = option(None, "The largest sum of one datum's coefficients; null for no such clipping.")
-    clip_decoder: Clip = option(
-        "auto", "The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators."
-    )  # type: ignore[assignment]  # a number or None once it is made
-    clip_encoder: Clip = option("auto", "The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.")  # type: ignore[assignment]
-    test_terms: int = option(5000, "The test NLL is by IWAE with this many terms.", resume=True)
-    replicas: int = option(
-        1,
-        "How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean and "
-        "spread. Each has its own data order and noise; K is common to all.",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least_one("test_terms", "hidden", "latent", "replicas", "max_terms")
-        if self.anneal < 0:
-            raise DohyoError(f"anneal is {self.anneal}; it must be a number of leapfrogs, or 0 for samples of the encoder")
-        self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
-        self.cost = self.cost if self.cost is not None else 2.0 if self.anneal else 15.0
-        if self.replicas > _MOST_REPLICAS:
-            raise DohyoError(f"replicas is {self.replicas}; it must be at most {_MOST_REPLICAS}: start several commands for more")
-        if self.max_terms is not None and self.max_terms > _MOST_TERMS:
-            raise DohyoError(f"max_terms is {self.max_terms}; it must be at most {_MOST_TERMS}, or null for no limit")
-        check_seed("data_seed", self.data_seed)
-        if self.data_dir is not None:
-            self.data_dir = resolved(self.data_dir)
-        if self.init_from is not None:
-            self.init_from = resolved(self.init_from)
-        if self.data not in NAMES and resolved(Path(self.data).expanduser()).exists():  # found again from another folder
-            self.data = str(resolved(Path(self.data).expanduser()))
-        _sizes(self.data_shape)
-        objective = self.objective()
-        bound = objective.estimator.depth_law.cap == 0  # a fixed number of terms
-        if self.program == "captured" and self.k_draw == "datum" and not bound:
-            raise DohyoError(
-                "a step with a K for each datum has no fixed shape to capture; use --k-draw batch, or --program plain"
-            )
-        self.encoder = objective.encoder  # the objective checks it, and knows the default
-        if self.clip_decoder == "auto":
-            self.clip_decoder = 10.0 if bound else 20.0
-        if self.clip_encoder == "auto":
-            self.clip_encoder = 10.0 if bound and self.encoder == "same" else 5000.0 if self.encoder == "variance" else 125.0
-
-    def objective(self) -> MaximumLikelihood:
-        estimator, encoder = self.make_estimator(self.max_terms), self.encoder or ("dreg" if self.anneal else None)
-        return MaximumLikelihood(estimator, encoder, self.k_draw, self.baseline, self.clip_datum)
-
-    def dataset(self) -> Dataset:
-        """The data as the model gets them: flat if the model is built with their size, `data`, and else in their own shape."""
-        seed, shape = self.seed if self.data_seed is None else self.data_seed, _sizes(self.data_shape)
-        data = load(self.data, self.data_dir, self.data_kind, seed, white=self.data_white, shape=shape)
-        return data.flat() if takes(self.model, "data") and not takes(self.model, "shape", by_name=True) else data
-
-    def build_model(self, data: Dataset) -> nn.Module:
-        """The model with its initial parameters, which depend on the seed."""
-        torch.manual_seed(self.seed)
-        likelihood = "gaussian" if data.kind == "real" else "bernoulli"
-        size = math.prod(data.shape)
-        if size > _LARGEST_DATUM and ":" not in self.model:
-            raise DohyoError(f"one datum has {size} numbers, and {self.model} takes at most {_LARGEST_DATUM}; use fewer columns")
-        known = {"data": size, "hidden": self.hidden, "latent": self.latent, "likelihood": likelihood}
-        model = build(self.model, **known, **({"shape": data.shape} if takes(self.model, "shape", by_name=True) else {}))
-        start_from = getattr(model, "start_from", None)
-        if start_from is not None:
-            start_from(data.train)
-        if self.anneal:
-            annealed = Annealed(model, self.anneal)  # type: ignore[arg-type]
-            annealed.constants = size_of(annealed, data.valid)
-            return annealed
-        return model
 
 
 class DensityRun(Run[DensityConfig]):
@@ -381,14 +258,6 @@ def unannealed(model: nn.Module) -> nn.Module:
     return inner
 
 
-def decoder_passes(config: DensityConfig) -> dict[str, float]:
-    """The expected passes through the decoder that a training step takes for each datum; backward, those by its inputs and those
-    by its weights count one each. A chain takes both for each leapfrog and at its end, and one sample of the encoder."""
-    weights, steps = config.objective().estimator.expected_cost, config.anneal
-    forward, backward = (steps + 2, steps + 3) if steps else (1, 2)
-    return {"forward": weights * forward, "backward": weights * backward}
-
-
 def evaluate_over_processes(
     fabric: Fabric, model: Any, data: Tensor, estimator: Estimator, seed: int, **options: Any
 ) -> Evaluation:
@@ -409,16 +278,6 @@ def evaluate_over_processes(
     whole = summarise(values, estimator, sum(part.cost for part in parts), khat, annealed=annealed)
     together = math.hypot(*noise) / len(data) if len(noise) == len(parts) else None
     return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
-
-
-def _sizes(text: str | None) -> tuple[int, ...] | None:
-    """(1, 28, 28) from 1x28x28."""
-    if text is None:
-        return None
-    sizes = text.lower().split("x")
-    if not all(size.isascii() and size.isdigit() and 0 < int(size) < 10**9 for size in sizes):
-        raise DohyoError(f"data_shape is {text!r}; write the sizes of a datum with an x between them, such as 1x28x28 or 784")
-    return tuple(map(int, sizes))
 
 
 def _failed(model: str, x: Tensor) -> str:

@@ -9,7 +9,8 @@ from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE
 from dohyo.evaluation import evaluate
-from dohyo.lab.experiments.density import DensityConfig, DensityRun
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.times import plot_times
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture

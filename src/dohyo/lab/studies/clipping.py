@@ -7,7 +7,8 @@ from typing import Any
 
 from dohyo.errors import DohyoError
 from dohyo.estimators import SUMO
-from dohyo.lab.experiments.density import DensityConfig, DensityRun
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.clipping import plot_clipping
 from dohyo.lab.studies.runs import SHARED_K, train_replicas

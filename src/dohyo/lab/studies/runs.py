@@ -6,7 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from dohyo.errors import DohyoError
-from dohyo.lab.experiments.density import DensityConfig, DensityRun
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.experiments.run import Run
 from dohyo.lab.folder import CONFIG, read_records
 from dohyo.lab.studies.study import Advance, Cell

@@ -6,7 +6,8 @@ from statistics import fmean, stdev
 from typing import Any, Literal, get_args
 
 from dohyo.errors import DohyoError
-from dohyo.lab.experiments.density import DensityConfig, DensityRun
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.table1 import plot_table
 from dohyo.lab.studies.published import PUBLISHED
