@@ -11,6 +11,7 @@ from torch import nn
 import dohyo
 import teams
 from dohyo import Annealed, DohyoError
+from dohyo.annealing import tuning
 from dohyo.lab.experiments.density import DensityRun, begin_with
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.fast.captured import traced
@@ -19,7 +20,7 @@ from dohyo.lab.fast.trial import check_batchable
 from dohyo.lab.folder import read_records
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import _due, size_of
+from dohyo.lab.training.tasks import _due, sized, tune_chains
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 from real import same_run
@@ -39,7 +40,7 @@ CHAINS = MaximumLikelihood(dohyo.IWAE(2), "dreg")
 def through(**sizes: int) -> Annealed:
     """A small VAE, trained through three leapfrogs."""
     made = Annealed(VAE(**sizes), 3)
-    made.constants = size_of(made, DATA.valid)
+    made.constants = sized(made, DATA.valid)
     made.start_from = made.model.start_from
     return made
 
@@ -73,6 +74,20 @@ def test_stopped_and_resumed_it_ends_the_same(run: DensityRun, tmp_path: Path) -
     for epochs in (1, 3):
         DensityRun(tmp_path / "run", DensityConfig(anneal=3, epochs=epochs, **SMALL)).train(launch("cpu"))
     assert same_run(run.folder, tmp_path / "run")
+
+
+def test_constants_fit_the_checkpoint_also_if_tuning_gained_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "errors_above", lambda a, b: 3.0)  # the start is kept, one value for all dimensions
+    made = through(data=64, hidden=16, latent=4)
+    tune_chains(made, DATA.valid[:20], 0, first=True)
+    assert made.step.shape == (3, 4)
+    assert made.widening.shape == (4,)
+    made.load_state_dict(through(data=64, hidden=16, latent=4).state_dict())
+
+
+def test_constants_live_where_the_model_does() -> None:
+    made = Annealed(VAE(64, 16, 4).to("meta"), 3)
+    assert made.step.device.type == made.widening.device.type == "meta"
 
 
 def test_replicas_are_the_same_as_alone() -> None:

@@ -84,13 +84,15 @@ class Annealed(nn.Module):
 
     @property
     def constants(self) -> Constants | None:
-        """Those of the chains, buffers of this module; None before `tune` has chosen the number of steps."""
+        """Those of the chains, buffers where the parameters are; None before `tune` has chosen the number of steps."""
         return None if self.step is None else Constants(*(getattr(self, name) for name in _NAMES))
 
     @constants.setter
     def constants(self, constants: Constants | None) -> None:
+        device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+        like = torch.empty((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         for name in _NAMES if constants is not None else ():
-            setattr(self, name, getattr(constants, name).detach())
+            setattr(self, name, getattr(constants, name).detach().to(like))
 
     @property
     def steps(self) -> int | None:

@@ -15,7 +15,7 @@ from dohyo.lab.data import NAMES, Dataset, load
 from dohyo.lab.experiments.run import EstimatorConfig
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import option
-from dohyo.lab.training.tasks import size_of
+from dohyo.lab.training.tasks import sized
 from dohyo.models import build
 from dohyo.models.registry import takes
 from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
@@ -136,7 +136,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             start_from(data.train)
         if self.anneal:
             annealed = Annealed(model, self.anneal)  # type: ignore[arg-type]
-            annealed.constants = size_of(annealed, data.valid)
+            annealed.constants = sized(annealed, data.valid)
             return annealed
         return model
 

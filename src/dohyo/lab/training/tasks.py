@@ -158,10 +158,10 @@ def tune_chains(model: Annealed, pilot: Tensor, seed: int, first: bool) -> None:
     if first:
         model.constants = Constants.plain(model.steps or 0)
     model.tune(pilot, iterations=40 if first else 10, seed=seed)
-    model.constants = size_of(model, pilot)
+    model.constants = sized(model, pilot)
 
 
-def size_of(model: Annealed, x: Tensor) -> Constants:
+def sized(model: Annealed, x: Tensor) -> Constants:
     """The constants of chains with a value for each dimension, so that they fit a checkpoint."""
     constants = model.constants or Constants.plain(0)
     return constants.of_size(Source(model.model, x[:1], constants).size)
