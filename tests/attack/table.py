@@ -111,6 +111,7 @@ INPUTS = [
     Input("no error bar at all", "evaluate {run} --anneal 0 --target-stderr 1e-12", "it would take"),
     Input("a target that underflows", "evaluate {run} --anneal 0 --target-stderr 1e-300", "it would take"),
     Input("10^9 leapfrogs", "evaluate {run} --anneal 1000000000", "at most 10000"),
+    Input("10^9 leapfrogs of a sandwich", "sandwich {run} --anneal 1000000000", "at most 10000"),
     Input("damaged constants", "evaluate {run} --anneal 4", "annealing.json", {"run/annealing.json": DEEP_JSON}),
     Input("a damaged evaluation", "report {run}", "evaluation.json", {"run/evaluation.json": '{"verdict": 3}'}),
     Input("a negative seed of an evaluation", "evaluate {run} --seed -1", "--seed is -1"),
