@@ -25,8 +25,8 @@ CHOICES: dict[str, dict[str, str]] = {
         "rmsprop": "no momentum",
     },
     "recipe": {
-        "paper": "amsgrad, learning rate 1e-3, epsilon 1e-4, schedule plateau",
-        "ours": "adam, learning rate 2e-3, epsilon 1e-8, schedule cosine",
+        "paper": "amsgrad, learning rate 1e-3, epsilon 1e-4, schedule plateau, no average",
+        "ours": "adam, learning rate 2e-3, epsilon 1e-8, schedule cosine, average 10",
     },
     "schedule": {
         "plateau": "lowered, and training stopped, when the validation NLL no longer falls",

@@ -23,8 +23,8 @@ _LAST_RATE = 0.01  # of the learning rate, where a cosine ends
 
 # Defaults under one name, for the options of a `LoopConfig` that are left out. Ours is what trained best for its length.
 RECIPES: dict[str, dict[str, Any]] = {
-    "paper": {"optimiser": "amsgrad", "learning_rate": 1e-3, "epsilon": 1e-4, "schedule": "plateau"},
-    "ours": {"optimiser": "adam", "learning_rate": 2e-3, "epsilon": 1e-8, "schedule": "cosine"},
+    "paper": {"optimiser": "amsgrad", "learning_rate": 1e-3, "epsilon": 1e-4, "schedule": "plateau", "average": 0},
+    "ours": {"optimiser": "adam", "learning_rate": 2e-3, "epsilon": 1e-8, "schedule": "cosine", "average": 10},
 }
 
 
@@ -154,11 +154,15 @@ class LoopConfig(StepConfig):
     unit = "epoch"
 
     recipe: RecipeName = option("paper", "The defaults of the optimiser and its schedule; options given beside it win.")
-    # These four are the recipe's once the config is made.
+    # These five are the recipe's once the config is made.
     optimiser: Optimiser = option(None, "The optimiser; by default the recipe's.")
     learning_rate: float = option(None, "The optimiser's learning rate; by default the recipe's.")
     epsilon: float = option(None, "The optimiser's epsilon; by default the recipe's.")
     schedule: Schedule = option(None, "How the learning rate falls, epoch by epoch; by default the recipe's.")
+    average: int = option(
+        None,
+        "Keep, test and save parameters averaged over the last epochs too, about so many; 0 for none; by default the recipe's.",
+    )
     epochs: int = option(2000, "The largest number of passes over the training data.", resume=True)
     lr_factor: float = option(
         0.8, "Plateau: what the learning rate is multiplied by after `lr_patience` epochs without improvement."
@@ -176,6 +180,8 @@ class LoopConfig(StepConfig):
         vars(self).update(filled(vars(self)))
         super().__post_init__()
         self._at_least_one("epochs", "lr_patience", "stop_patience", "valid_terms")
+        if self.average < 0:
+            raise DohyoError(f"average is {self.average}; it must be a number of epochs, or 0 for no averaged parameters")
         if not 0 < self.lr_factor < 1:
             raise DohyoError(f"lr_factor is {self.lr_factor}; it must lie strictly between 0 and 1")
 
