@@ -46,6 +46,8 @@ def _summary(result: dict[str, Any]) -> list[str]:
         chains = f"{result['test_chains']} chains of {result['anneal']} leapfrogs"
         lines.append(f"by {chains}: {number(result['test_nll_annealed'])} ± {number(result['test_nll_annealed_stderr'])}")
         lines += [f"{chains}: verdict: {verdict['reason']}" for verdict in [result.get("verdict_annealed")] if verdict]
+    if "test_nll_average" in result:
+        lines.append(f"averaged parameters: {number(result['test_nll_average'])} ± {number(result['test_nll_average_stderr'])}")
     if replicas:
         each = ", ".join(number(replica["test_nll"]) for replica in replicas)
         lines.append(f"each: {each}; their standard deviation is {number(result['test_nll_spread'])}")
