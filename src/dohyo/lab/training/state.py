@@ -10,6 +10,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from dohyo.contract import split
 from dohyo.errors import DohyoError, reporting
 from dohyo.files import replacing
 from dohyo.lab.folder import CHECKPOINT, as_values, check_values
@@ -38,6 +39,9 @@ class State:
     rate: float
     noise: torch.Generator | None = None
     progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.theta, self.phi = split(self.model)
 
     @classmethod
     def start(cls, model: nn.Module, config: StepConfig, fabric: Fabric, shared_k: bool, own_noise: bool = False) -> "State":
