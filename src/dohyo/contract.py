@@ -76,9 +76,11 @@ def bound(model: Model, x: Tensor, **options: bool) -> Source:
     options = {name: wanted for name, wanted in options.items() if wanted}
     if offers(model, "bind"):
         bind: Any = model.bind  # type: ignore[attr-defined]
-        if options and not torch.compiler.is_compiling():
+        try:
+            source = bind(x, **options)
+        except TypeError:
             _check_takes(bind, model, options)
-        source = bind(x, **options)
+            raise
     elif options:
         require(model, f"a gradient with {' and '.join(options)}", "bind")
     else:
@@ -230,23 +232,24 @@ class _Steered(torch.autograd.Function):
         return gradients[0], None, None, *ctx.saved_tensors * ctx.count
 
 
-def steered(loss: Tensor, shown: Tensor, ratio: Tensor | None, marks: list[Mark]) -> Tensor:
+def steered(loss: Tensor, shown: Tensor, ratio: Tensor, marks: list[Mark]) -> Tensor:
     """A loss whose gradient is theta's own in theta and phi's own in phi.
 
     Args:
         loss: The sum of c_i log w_i.
         shown: The value that the loss shows.
-        ratio: (rows,) c'_i / c_i; None if phi follows the same loss.
+        ratio: (rows,) c'_i / c_i.
     """
-    factors = [] if ratio is None else [mark.factor for mark in marks if mark.factor.requires_grad]
-    return _Steered.apply(loss, shown, loss if ratio is None else ratio, *factors)  # type: ignore[no-any-return, no-untyped-call]
+    factors = [mark.factor for mark in marks if mark.factor.requires_grad]
+    return _Steered.apply(loss, shown, ratio, *factors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def check_marks(model: object, log_w: Tensor, marks: list[Mark], rows: int, data: Tensor) -> None:
     """Raise a DohyoError if phi's gradient cannot be separated from theta's: no marks, or a parameter on both sides of them."""
     name = type(model).__name__
-    phi = split(model)[1] if isinstance(model, nn.Module) else []
-    if not marks and offers(model, "encoder_parameters") and not phi:
+    listed = offers(model, "encoder_parameters")
+    phi = [parameter for parameter in model.encoder_parameters() if parameter.requires_grad] if listed else []  # type: ignore[attr-defined]
+    if not marks and listed and not phi:
         return  # its proposal has no parameters
     if not marks:
         raise DohyoError(

@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from dohyo.contract import split
 from dohyo.errors import DohyoError, reporting
 from dohyo.files import replacing
 from dohyo.lab.folder import CHECKPOINT, as_values, check_values
@@ -40,6 +41,9 @@ class State:
     noise: torch.Generator | None = None
     average: AveragedModel | None = None
     progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.theta, self.phi = split(self.model)
 
     @classmethod
     def start(cls, model: nn.Module, config: StepConfig, fabric: Fabric, shared_k: bool, own_noise: bool = False) -> "State":
