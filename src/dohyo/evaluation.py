@@ -242,13 +242,13 @@ def summarise(
     confidence: float = 0.95,
     fingerprint: int = 0,
     noise: tuple[Tensor, int] | None = None,
-    annealed: bool = False,
+    annealed: bool | None = False,
 ) -> Evaluation:
     """An `Evaluation` of estimates (data, replicates) that were made elsewhere.
 
     Args:
         noise: The standard error of each datum's value, where it is not that between replicates, and its degrees of freedom.
-        annealed: Whether the weights are those of chains.
+        annealed: Whether the weights are those of chains; None if they were made elsewhere.
     """
     data, replicates = values.shape
     per_datum = values.mean(-1)
@@ -285,11 +285,13 @@ def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95, names: tuple
     delta = a.per_datum - b.per_datum
     if not bool(delta.isfinite().all()):
         raise DohyoError("some estimates are -inf, so there is no difference; see the evaluations' warnings")
-    warnings = []
+    warnings, lower = [], "lower bound"
     if a.kind != b.kind:
-        warnings.append(f"{names[0]} is {a.kind} and {names[1]} is {b.kind}: their difference is not a difference of log p(x)")
+        one, other = (f"a {lower}" if side.kind == lower else side.kind for side in (a, b))
+        warnings.append(f"{names[0]} is {one} and {names[1]} is {other}: their difference is not a difference of log p(x)")
     elif a.kind != "unbiased":
-        warnings.append(f"both are {a.kind}: their difference is neither a bound on that of log p(x) nor unbiased for it")
+        both = f"{lower}s" if a.kind == lower else a.kind
+        warnings.append(f"both are {both}: their difference is neither a bound on that of log p(x) nor unbiased for it")
     warnings += [f"{name}: {warning}" for name, side in zip(names, (a, b), strict=True) for warning in side.warnings]
     difference, stderr = float(delta.mean()), float(delta.std() / math.sqrt(len(delta)))
     return Comparison(difference, stderr, _interval(difference, stderr, confidence, len(delta) - 1), tuple(warnings))
