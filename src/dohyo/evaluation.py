@@ -115,7 +115,7 @@ def evaluate(
     batch_size: int = 100,
     max_rows: int | None = None,
     khat_data: int | None = None,
-    khat_samples: int = 500,
+    khat_samples: int | None = None,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
@@ -131,8 +131,8 @@ def evaluate(
             when the numbers look good would bias them.
         max_rows: The most rows given to the model at a time, which bounds memory. None: 2,000 on a CPU, where small batches
             are fastest, and 200,000 elsewhere.
-        khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it. None: up
-            to 64 data, but at least 8, such that it takes about a fifth of all weights.
+        khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it. None:
+            such that it takes about a fifth of all weights, but 8 to 64 data and 200 to 500 weights.
         progress: Called after each batch with the number of data done.
     """
     whole("batch_size", batch_size)
@@ -170,9 +170,11 @@ def evaluate(
             if progress is not None:
                 progress(done)
         shapes = [torch.empty(0)]
+        share = 0.25 * done * replicates * estimator.expected_cost  # a fifth of all
+        if khat_samples is None:
+            khat_samples = max(200, min(500, round(share / 8))) if khat_data is None else 500
         if khat_data is None:
-            wanted = 0.25 * done * replicates * estimator.expected_cost / max(1, khat_samples)
-            khat_data = max(8, min(64, round(wanted)))
+            khat_data = max(8, min(64, round(share / max(1, khat_samples))))
         for x in _first(batches, khat_data if khat_samples > 0 else 0):
             source = _Counted(bound(model, x))
             log_w = [source(part) for part in rows(torch.full((len(x),), khat_samples)).split(most_rows(x, max_rows))]
