@@ -31,7 +31,7 @@ from dohyo.errors import DohyoError
 
 Source = Callable[[Tensor], Tensor]
 
-GUIDE = "docs/guides/model.md"
+GUIDE, LOOP_GUIDE = "docs/guides/model.md", "docs/guides/own-loop.md"
 _SIGNATURES = {
     "log_weights": "log_weights(x, rows)",
     "bind": "bind(x, detach_posterior=False, detach_x=False)",
@@ -57,13 +57,13 @@ def offers(model: object, method: str) -> bool:
     return callable(getattr(model, method, None))
 
 
-def require(model: object, what: str, *methods: str) -> None:
-    """Raise a DohyoError that names the first method that `what` needs and the model lacks."""
+def require(model: object, what: str, *methods: str, instead: str = "") -> None:
+    """Raise a DohyoError that names the first method that `what` needs and the model lacks, and what else can be done."""
     for method in methods:
         if not offers(model, method):
             raise DohyoError(
                 f"{type(model).__name__} has no {_SIGNATURES[method]}, which {what} needs; add it as {GUIDE} shows, or derive "
-                "the model from dohyo.models.LatentVariableModel"
+                f"the model from dohyo.models.LatentVariableModel{instead}"
             )
 
 
@@ -82,7 +82,11 @@ def bound(model: Model, x: Tensor, **options: bool) -> Source:
             _check_takes(bind, model, options)
             raise
     elif options:
-        require(model, f"a gradient with {' and '.join(options)}", "bind")
+        require(model, "an estimate of log p(x)", "log_weights")
+        what, instead = f"a gradient with {' and '.join(options)}", ""
+        if list(options) == ["detach_posterior"]:
+            what, instead = "encoder 'dreg'", ", or train with encoder 'iwae'"
+        require(model, what, "bind", instead=instead)
     else:
         if not offers(model, "log_weights"):
             require(model, "an estimate of log p(x)", "log_weights")
@@ -254,7 +258,7 @@ def check_marks(model: object, log_w: Tensor, marks: list[Mark], rows: int, data
     if not marks:
         raise DohyoError(
             f"{name} does not say what its proposal made, so that theta and phi cannot follow two losses in one pass: write "
-            f"dohyo.proposed(z) and dohyo.proposed(log_q) in its log_weights or bind, as {GUIDE} shows"
+            f"dohyo.proposed(z) and dohyo.proposed(log_q) in its log_weights or bind, as {LOOP_GUIDE} shows"
         )
     if any(len(mark.factor) != rows for mark in marks):
         raise DohyoError(f"{name} calls dohyo.proposed on tensors without one row for each of the {rows} log-weights")
@@ -270,7 +274,7 @@ def check_marks(model: object, log_w: Tensor, marks: list[Mark], rows: int, data
     if unmarked:
         raise DohyoError(
             f"{name} lists {_called(model, unmarked[0])} in encoder_parameters(), but it acts on log w elsewhere than through "
-            f"dohyo.proposed(...); mark all that the proposal makes, as {GUIDE} shows"
+            f"dohyo.proposed(...); mark all that the proposal makes, as {LOOP_GUIDE} shows"
         )
 
 

@@ -40,7 +40,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
     nll, stderr, replicas = number(result["test_nll"]), number(result["test_nll_stderr"]), result.get("replicas", [])
     several = f"mean of {len(replicas)} replicas: " if replicas else ""
     how = f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}"
-    length = f"{count(result['epochs'])} epochs, {result['seconds']:.0f} s"
+    length = f"{count(result['epochs'])} epoch{'s' * (result['epochs'] != 1)}, {result['seconds']:.0f} s"
     lines = [f"{several}test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {how}, {length}"]
     if "test_nll_annealed" in result:
         chains = f"{result['test_chains']} chains of {result['anneal']} leapfrogs"
