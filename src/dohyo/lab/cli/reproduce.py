@@ -121,7 +121,7 @@ def _side_by_side(study: Any, options: Namespace, only: list[str] | None) -> tup
     else:
         from dohyo.lab.studies.cluster import on_cluster
 
-        place = on_cluster(study, options.out, options.scheduler)
+        place = on_cluster(study, options.out, options.scheduler, lambda text: print(f"dohyo: {text}", file=sys.stderr))
     with place as submit, progress_bar("{task.fields[done]}", options.json) as progress:
         work = Reproduction(study, options.out, only)
         failed = reproduce_side_by_side(work, submit, _Bars(progress, work))

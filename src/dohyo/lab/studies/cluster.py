@@ -7,7 +7,7 @@ gives its cells to others, which go on from the checkpoints.
 import logging
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -28,12 +28,14 @@ _CONNECT = 5.0  # seconds to wait for a scheduler
 
 
 @contextmanager
-def on_cluster(study: Study[Any], folder: Path, address: str) -> Iterator[Submit]:
-    """Connect to a scheduler, and submit cells to its workers."""
-    with quiet("distributed", logging.CRITICAL):  # what concerns the user is said in one line
+def on_cluster(study: Study[Any], folder: Path, address: str, say: Callable[[str], None]) -> Iterator[Submit]:
+    """Connect to a scheduler, and submit cells to its workers; `say` is called with what the user should know."""
+    # What concerns the user is said in one line.
+    with quiet("distributed", logging.CRITICAL), quiet("distributed.client", logging.CRITICAL):
         client = _connect(address)
         try:
-            _check_versions(client)
+            if not _check_versions(client):
+                say(f"there is no Dask worker yet, and the cells wait for one; start some with `dask worker {address}`")
             cells = _Cells(client, Job.of(study, folder), address)
             try:
                 yield cells.submit
@@ -96,12 +98,14 @@ def _connect(address: str) -> Client:
         ) from error
 
 
-def _check_versions(client: Client) -> None:
-    """A DohyoError if a worker has another dohyo, or none."""
-    for address, found in client.run(_version, on_error="return").items():
+def _check_versions(client: Client) -> int:
+    """How many workers there are; a DohyoError if one has another dohyo, or none."""
+    answers = client.run(_version, on_error="return")
+    for address, found in answers.items():
         if found != _version():
             what = f"cannot run dohyo ({in_one_line(found)[:200]})" if isinstance(found, Exception) else f"has dohyo {found}"
             raise DohyoError(f"the Dask worker {address} {what}; it needs dohyo {_version()}, as this machine has")
+    return len(answers)
 
 
 def _version() -> str:
