@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ import torch
 import dohyo
 import real
 from dohyo.lab.cli import main
+from dohyo.lab.folder import read_records
 from dohyo.lab.studies import STUDIES
 
 STUDY = """
@@ -171,6 +173,42 @@ def test_the_workers_end_with_the_command(here: Path) -> None:
     assert gone(workers)
     (here / "hold").unlink()
     assert main([*LINE, "--workers", "2", "--n", "0"]) == 0
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return {name: cell["result"] for name, cell in json.loads((folder / "study.json").read_text())["cells"].items()}
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_and_ends_as_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["reproduce", "table1", "--scale", "smoke", "--epochs", "40", "--device", "cpu"]
+    assert real.finished(real.command(*line, "--out", "alone"), tmp_path).returncode == 0
+
+    def kill() -> None:
+        while len(read_records(Path("s/work/digits_005_sumo/replica_0"))) < 3:
+            time.sleep(0.01)
+        os.kill(int(Path("s/cells/.digits_005_sumo.lock").read_text().split()[1]), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    assert main([*line, "--out", "s", "--workers", "2"]) == 2
+    thread.join()
+    assert "1 of 2 cells failed (digits_005_sumo: its process was killed by SIGKILL)" in capsys.readouterr().err
+    assert list(results(Path("s"))) == ["digits_005_iwae"]
+    assert main([*line, "--out", "s", "--workers", "2"]) == 0
+    assert results(Path("s")) == results(Path("alone"))
+
+
+@pytest.mark.slow
+def test_cells_that_share_a_run_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["reproduce", "convergence", "--scale", "smoke", "--device", "cpu"]
+    assert real.finished(real.command(*line, "--out", "alone"), tmp_path).returncode == 0
+    assert main([*line, "--out", "s", "--workers", "3"]) == 0
+    assert results(Path("s")) == results(Path("alone"))
 
 
 HOLD = """
