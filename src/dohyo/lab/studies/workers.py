@@ -26,7 +26,8 @@ from dohyo.lab.studies.study import LOOK_EVERY, Advance, Study, do_cell
 
 _SAY_EVERY = 0.2  # seconds from one share of a cell to the next
 _GRACE = 10.0  # seconds for a process to end in order
-_CONTEXT: Any = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
+_FORKS = hasattr(os, "fork")
+_CONTEXT: Any = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 _LOCK = threading.Lock()  # multiprocessing loses the status of a process that two threads ask for at a time
 
 
@@ -62,7 +63,8 @@ class Workers:
     def __init__(self, job: Job, label: str = "dohyo") -> None:
         self.job, self.label = job, label
         self._running, self._stopped = set[Any](), False
-        _CONTEXT.set_forkserver_preload([__name__])
+        if _FORKS:
+            _CONTEXT.set_forkserver_preload([__name__])
 
     def do(self, name: str, advance: Advance) -> bool:
         """Do a cell; False if somebody else's process is doing it. A `CellError` if it fails, or if its process dies."""
@@ -73,14 +75,15 @@ class Workers:
                 raise CellError("stopped")
             process.start()
             self._running.add(process)
-        with news, errors:
-            threading.Thread(target=_repeat, args=(os.dup(errors.fileno()),), daemon=True).start()
-            found: Any = None
-            with suppress(EOFError):
-                while isinstance(found := news.recv(), float):
-                    advance(found)
-                    found = None
+        found: Any = None
+        with news, errors, suppress(EOFError):
+            repeating = threading.Thread(target=_repeat, args=(os.dup(errors.fileno()),), daemon=True)
+            repeating.start()
+            while isinstance(found := news.recv(), float):
+                advance(found)
+                found = None
         status = self._ended(process)
+        repeating.join(1.0)  # no longer, for it may have left processes of its own
         if not isinstance(found, bool):
             raise CellError(found or ("stopped" if self._stopped else _how(status)))
         if not found:
