@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from attack.arena import Input
 
@@ -56,12 +57,40 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
 
 
+def sparse(content: bytes) -> Callable[[Path], None]:
+    """A file of a terabyte that begins like this, and takes no room."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(content)
+        os.truncate(path, 10**12)
+
+    return write
+
+
+def images(path: Path) -> None:
+    """A folder of many images that are one."""
+    path.mkdir()
+    Image.new("L", (5000, 5000)).save(path / "0.png")
+    for i in range(1, 4000):
+        os.link(path / "0.png", path / f"{i}.png")
+
+
 def link(target: str) -> Callable[[Path], None]:
     return lambda path: path.symlink_to(target)
 
 
 def fifo(path: Path) -> None:
     os.mkfifo(path)
+
+
+def replaced(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    """In place of a file that is there."""
+
+    def write(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return write
 
 
 def checkpoint(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -73,6 +102,15 @@ def checkpoint(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], N
         torch.save(found, path)
 
     return write
+
+
+def repacked(path: Path) -> None:
+    """The run's own checkpoint, compressed."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
 
 
 def study(**changes: Any) -> str:
@@ -188,6 +226,28 @@ INPUTS = [
           {"run/checkpoint.pt": checkpoint(lambda c: c["noise"][0].update(depth=torch.zeros(3, dtype=torch.uint8)))}),
     Input("no order", "train --resume run --epochs 3", "checkpoint.pt: is damaged",
           {"run/checkpoint.pt": checkpoint(lambda c: c.pop("order"))}),
+    Input("a checkpoint that grows as it is read", "evaluate {run}", "compressed", {"run/checkpoint.pt": repacked}),
+    Input("a checkpoint that makes bytes", "evaluate {run}", "bytearray",
+          {"run/checkpoint.pt": checkpoint(lambda c: c.update(x=bytearray(9)))}),
+    Input("a checkpoint without end", "evaluate {run}", "checkpoint.pt", {"run/checkpoint.pt": sparse(b"PK\x03\x04")}),
+    # ---- files that never end, or never begin ---------------------------------------------------------------------------------
+    Input("a config without end", "evaluate {run}", "is the most", {"run/config.yaml": sparse(b"")}),
+    Input("an option's file without end", "train --config c.yaml --out a", "is the most", {"c.yaml": sparse(b"")}),
+    Input("a device as option's file", "train --config c.yaml --out a", "c.yaml", {"c.yaml": link("/dev/zero")}),
+    Input("an estimator without end", "evaluate {run} --estimator e.json", "is the most", {"e.json": sparse(b"{")}),
+    Input("an estimator from a pipe", "evaluate {run} --estimator e.json", "no regular file", {"e.json": fifo}),
+    Input("a result without end", "report {run}", "is the most", {"run/result.json": sparse(b"{")}),
+    Input("a result from a device", "report {run}", "no regular file", {"run/result.json": replaced(link("/dev/zero"))}),
+    Input("a result from a pipe", "train --resume run", "no regular file", {"run/result.json": replaced(fifo)}),
+    Input("records without end", "report {run}", "is the most", {"run/metrics.jsonl": sparse(b"{}"), "run/result.json": "{}"}),
+    Input("records from a device", "report {run}", "no regular file",
+          {"run/metrics.jsonl": replaced(link("/dev/zero")), "run/result.json": "{}"}),
+    Input("a picture without end", "report {run}", "is the most", {"run/samples.png": sparse(b"\x89PNG")}),
+    Input("a picture from a pipe", "report {run}", "no regular file", {"run/samples.png": replaced(fifo)}),
+    Input("a study without end", "reproduce convergence --scale smoke --out s", "is the most", {"s/study.json": sparse(b"{")}),
+    Input("a reward without end", "qpbo --instance r.txt --out a", "is the most", {"r.txt": sparse(b"1\n")}),
+    Input("values from a pipe", "compare a.npz a.npz", "no regular file", {"a.npz": fifo}),
+    Input("values without end", "compare a.npz a.npz", "a.npz", {"a.npz": npz({"log_px": claims("(9200000000000,)")})}),
     # ---- data and log-weights --------------------------------------------------------------------------------------------------
     Input("no such file", f"{TRAIN} --data x.npy --out a", "there is no such file"),
     Input("a circle as data", f"{TRAIN} --data x.npy --out a", "leads to itself", {"x.npy": link("x.npy")}),
@@ -204,6 +264,16 @@ INPUTS = [
     Input("more replicates than weights", "estimate x.csv --replicates 1000000000000", "replicates is", {"x.csv": WEIGHTS}),
     Input("a negative seed of an estimate", "estimate x.csv --seed -3", "--seed is -3", {"x.csv": WEIGHTS}),
     Input("a table with a long field", f"{TRAIN} --data x.csv --out a", "x.csv", {"x.csv": "1," + "1" * 131_073}),
+    Input("an array of a terabyte", f"{TRAIN} --data x.npy --out a", "of memory", {"x.npy": sparse(claims("(120000000000,)"))}),
+    Input("log-weights of a terabyte", "estimate x.npy", "of memory", {"x.npy": sparse(claims("(120000000000,)"))}),
+    Input("a table of a terabyte", f"{TRAIN} --data x.csv --out a", "of memory", {"x.csv": sparse(b"0.25,0.5\n" * 10_000)}),
+    Input("a CSV file of a terabyte", "estimate x.csv", "of memory", {"x.csv": sparse(b"0.25,0.5\n" * 10_000)}),
+    Input("a row without end", f"{TRAIN} --data x.csv --out a", "a row of more than", {"x.csv": b"0.5," * 2**23}),
+    Input("a row of log-weights without end", "estimate x.csv", "a row of more than", {"x.csv": b"0.5," * 2**23}),
+    Input("a row of lines without end", f"{TRAIN} --data x.csv --out a", "a row of more than",
+          {"x.csv": (b'"' + b"x" * 1021 + b'\n",') * 2**15}),
+    Input("everything there is as images", f"{TRAIN} --data / --out a", "/: "),
+    Input("a terabyte of images", f"{TRAIN} --data d --out a", "4000 images", {"d": images}),
     Input("an image of 10^10 pixels", f"{TRAIN} --data d --out a", "d/", {"d/x.png": png(100_000, 100_000)}),
     Input("an image cut short", f"{TRAIN} --data d --out a", "d/", {"d/x.png": png(8, 8)}),
     Input("values that are damaged", "compare a.npz a.npz", "a.npz", {"a.npz": npz({"log_px": NOISE}, damage=len(NOISE) // 3)}),

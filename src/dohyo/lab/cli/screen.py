@@ -18,6 +18,7 @@ from rich.text import Text
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
+from dohyo.files import read_whole
 from dohyo.lab.folder import beyond_verdict
 from dohyo.lab.texts import load_yaml
 from dohyo.names import named
@@ -120,6 +121,6 @@ def estimator_from(name: str, cost: float, max_terms: int | None = None) -> dohy
     if not name.endswith((".json", ".yaml", ".yml")):
         return named(ESTIMATORS, name, "estimator").at_cost(cost, max_terms)
     try:
-        return dohyo.from_dict(load_yaml(Path(name).read_text(encoding="utf-8")))
+        return dohyo.from_dict(load_yaml(read_whole(Path(name)).decode()))
     except (yaml.YAMLError, UnicodeDecodeError, DohyoError, TypeError) as error:  # TypeError: such as a text for m
         raise DohyoError(f"{name}: {error}") from error

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dohyo.errors import DohyoError, reporting
 from dohyo.files import replacing
+from dohyo.lab.claims import check_checkpoint
 from dohyo.lab.folder import CHECKPOINT, as_values, check_values
 from dohyo.lab.training.config import Progress, StepConfig, resumable_fields
 from dohyo.lab.training.processes import gather
@@ -177,9 +178,11 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DohyoError(f"{folder}: has no {CHECKPOINT} yet; train it first (--resume {folder})")
     try:
+        check_checkpoint(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can make torch and pickle raise anything
-        raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged ({type(error).__name__})") from error
+        reason = str(error) if isinstance(error, DohyoError) else type(error).__name__
+        raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged ({reason})") from error
     parts = {"model": dict, "best": dict, "optimiser": dict, "config": dict, "numbers": dict, "noise": list}
     if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(key), kind) for key, kind in parts.items()):
         raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged")
