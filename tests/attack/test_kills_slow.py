@@ -82,11 +82,12 @@ def test_killed_again_and_again(command: str, tmp_path: Path) -> None:
             process.kill()
             kills += 1
         process.join()
+        took = time.monotonic() - begun
         assert process.exitcode in (0, -signal.SIGKILL), error.read_text()
         ended = process.exitcode == 0
         if ended:  # it got through: compare, and begin anew
             assert different(folder, tmp_path / "alone", command) == []
             through += 1
-            usual = usual if resumed else time.monotonic() - begun  # other programs may make it longer or shorter
+            usual = usual if resumed else took  # other programs may make it longer or shorter
             folder = tmp_path / f"killed{through}"
             print(f"{command}: {kills} kills, {through} runs that got through, {usual:.1f} s each alone", flush=True)
