@@ -14,7 +14,7 @@ from typing import Any, get_args
 import yaml
 
 from dohyo.errors import DohyoError
-from dohyo.files import plain, read_whole, remove_leftovers, replacing
+from dohyo.files import plain, read_whole, remove_leftovers, replacing, resolved
 from dohyo.lab.texts import load_json, load_yaml
 
 SCHEMA_VERSION = 1
@@ -41,6 +41,7 @@ STUDY = "study.json"  # everything but the pictures
 CELLS, WORK = "cells", "work"
 
 Values = dict[str, Any]
+_WRITTEN = (".yaml", ".pt", ".jsonl", ".json", ".npz", ".png", ".svg", ".lock")
 _LONGEST = 2**28  # bytes of records, which is about a million of them
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot tell"}
 _WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
@@ -89,6 +90,15 @@ class Picture:
 def replica_folder(folder: Path, number: int) -> Path:
     """Where a replicated run keeps one of its replicas, counted from 0."""
     return folder / f"replica_{number}"
+
+
+def check_links(folder: Path) -> None:
+    """A DohyoError if something that dohyo writes here is a link to another place: a folder may come from a stranger."""
+    home = resolved(folder)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        ours = path.is_symlink() and (path.suffix in _WRITTEN or path.name in (TENSORBOARD, CELLS, WORK))
+        if ours and (path.suffix == ".lock" or not resolved(path).is_relative_to(home)):
+            raise DohyoError(f"{path}: leads out of the folder by a symbolic link; put the file itself there, or remove it")
 
 
 def check_values(values: Values, kinds: Mapping[str, Any], place: Path, remedy: str) -> Values:
