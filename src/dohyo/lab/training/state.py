@@ -139,6 +139,11 @@ class State:
         self.model.load_state_dict(checkpoint["model"])
         own = self.optimiser.state_dict()  # its options depend on the machine, so only its moments are restored
         self.optimiser.load_state_dict({**own, "state": checkpoint["optimiser"]["state"]})
+        for parameter, moments in self.optimiser.state.items():
+            for name, moment in moments.items():
+                if isinstance(moment, Tensor) and moment.dim() and moment.shape != parameter.shape:
+                    raise DohyoError(f"{name} of the optimiser is {tuple(moment.shape)}, its parameter {tuple(parameter.shape)}")
+                moments[name] = moment.clone() if isinstance(moment, Tensor) else moment  # a stranger's may overlap
         self.best = checkpoint["best"]
         self.order.set_state(checkpoint["order"])
         noise = checkpoint["noise"][fabric.global_rank]
@@ -213,5 +218,8 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     tasks = [isinstance(noise, dict) and "task" in noise for noise in checkpoint["noise"]]
     if set(checkpoint["numbers"]) != known or not all(tasks):
         raise DohyoError(f"{path}: was made by another version of dohyo; start a new run, or resume it with that version")
-    check_values(checkpoint["numbers"], _NUMBERS, path, "start a new run")
+    numbers = check_values(checkpoint["numbers"], _NUMBERS, path, "start a new run")
+    for name, number in numbers.items():
+        if isinstance(number, int) and not 0 <= number < 2**53:
+            raise DohyoError(f"{path}: {name} is {number!r:.40}; start a new run")
     return checkpoint
