@@ -47,24 +47,33 @@ def test_one_of_several_begins_a_run(count: int, alone: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_several_are_killed_on_one_folder(count: int, alone: Path, tmp_path: Path) -> None:
-    """Three times so many, each killed at a random moment; then one goes on to the end, and the run is that of one alone."""
+def test_several_are_killed_on_one_folder(count: int, tmp_path: Path) -> None:
+    """Runs of different seeds, three times so many, each killed at a random moment; what one ends in the end is one run alone."""
     chance, errors = random.Random(count), [tmp_path / f"error{i}" for i in range(count)]
-    begin, resume = train(3, "--out", "a", "--checkpoint-seconds", "0"), real.command("train", "--resume", "a")
+    begun = time.monotonic()
+    assert real.finished(train(3, "--out", "warm"), tmp_path).returncode == 0
+    usual = time.monotonic() - begun
+
+    def line(seed: int) -> list[str]:
+        known = (tmp_path / "a/config.yaml").exists()
+        begin = train(3, "--seed", str(seed), "--out", "a", "--checkpoint-seconds", "0")
+        return real.command("train", "--resume", "a") if known else begin
+
     for _ in range(3):
-        line = resume if (tmp_path / "a/config.yaml").exists() else begin
-        processes = [(real.started(line, tmp_path, error=error), error) for error in errors]
+        processes = [(real.started(line(seed), tmp_path, error=error), error) for seed, error in enumerate(errors)]
         for process, _ in chance.sample(processes, count):
-            time.sleep(chance.uniform(0, 2 / count))
+            time.sleep(chance.uniform(0, 2 * usual / count))
             process.kill()
         for status, error in settled(processes):
             assert status in (0, 2, -signal.SIGKILL), error
-            assert status != 2 or "is being written by process" in error or "already holds a run" in error
+            assert status != 2 or "is being written by process" in error or "already holds a run" in error, error
         for error in errors:
             error.unlink(missing_ok=True)
-    done = real.finished(resume if (tmp_path / "a/config.yaml").exists() else begin, tmp_path)
+    done = real.finished(line(0), tmp_path)
     assert done.returncode == 0, done.stderr
-    assert real.same_run(tmp_path / "a", alone / "a")
+    seed = str(json.loads((tmp_path / "a/result.json").read_text())["seed"])
+    assert real.finished(train(3, "--seed", seed, "--out", "alone", "--checkpoint-seconds", "0"), tmp_path).returncode == 0
+    assert real.same_run(tmp_path / "a", tmp_path / "alone")
     assert not list((tmp_path / "a").glob(".dohyo-*"))
 
 

@@ -16,7 +16,7 @@ from dohyo.lab.claims import check_memory
 from dohyo.lab.data.readers import Arrays
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-_MOST_FOLDERS, _MOST_FILES = 20_000, 5_000_000
+_MOST_FOLDERS, _MOST_FILES = 10_000, 5_000_000
 _GREY, _COLOUR = ("1", "L"), ("RGB", "P", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 
 
