@@ -24,6 +24,9 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{new}: &{new} [{','.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
 DEEP_JSON, DEEP_YAML = '{"a":' * 100_000, "a: " + "[" * 10_000
+LAUGHS = f"<!DOCTYPE svg [<!ENTITY a0 '{'x' * 99}'>" + "".join(
+    f"<!ENTITY a{i + 1} '{f'&a{i};' * 10}'>" for i in range(9)
+) + "]><svg viewBox='0 0 1 1'>&a9;</svg>"  # fmt: skip
 WEIGHTS = "0.5,1.5,-0.5,0.1\n"
 
 
@@ -215,6 +218,9 @@ INPUTS = [
           {"s/study.json": study(cells={"toy_01": CELL})}),
     Input("a picture of somebody else", "report {run}", "leads out of the folder",
           {"private.png": b"\x89PNG", "run/x.png": link("../private.png")}),
+    Input("a picture of 10^10 pixels", "report {run}", "samples.png", {"run/samples.png": png(100_000, 100_000)}),
+    Input("a picture of 10^8 pixels", "report {run}", "samples.png", {"run/samples.png": png(10_000, 10_000)}),
+    Input("a picture that laughs", "report {run}", "samples.svg", {"run/samples.svg": LAUGHS}),
     Input("an infinite picture", "report {run}", "view box", {"run/samples.svg": '<svg viewBox="0 0 1e999 inf"/>'}),
     Input("values of somebody else", "evaluate {run} --anneal 0", "leads out of the folder",
           {"private": b"mine", "run/evaluation.npz": link("../private")}),

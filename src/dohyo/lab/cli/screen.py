@@ -24,9 +24,14 @@ from dohyo.lab.texts import load_yaml
 from dohyo.names import named
 
 
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # the error being handled: `main` ends with the status that shells expect
+
+
 def console() -> Console:
     """The screen; as wide as tables need where it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 120)
+    return _Screen(width=None if sys.stdout.isatty() else 120)
 
 
 def say(text: str) -> None:
