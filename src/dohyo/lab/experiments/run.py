@@ -20,6 +20,7 @@ from dohyo.lab.folder import (
     METRICS,
     RESULT,
     SCHEMA_VERSION,
+    check_links,
     read_config,
     read_result,
     versions,
@@ -84,6 +85,7 @@ class Run(ABC, Generic[C]):
     @classmethod
     def open(cls, folder: Path) -> Self:
         """The run that a folder holds."""
+        check_links(folder)
         values, parser = read_config(folder), Parser()
         parser.add_class_arguments(cls.config_type)
         try:
