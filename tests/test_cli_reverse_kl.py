@@ -126,6 +126,7 @@ def test_an_unknown_log_z_is_estimated_and_heavy_weights_are_said_everywhere(
     assert main(["report", "r", "--out", "page.html"]) == 0
     page = (here / "page.html").read_text(encoding="utf-8")
     assert warning in page
+    assert "<strong>Warning</strong> do not trust" in page
     assert f"{result['khat']:.2g}: do not trust" in page
     assert "Effective samples" in page
     assert "97.5%" in page
