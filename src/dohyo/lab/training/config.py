@@ -75,7 +75,7 @@ class StepConfig(Options, ABC):
 
     unit: ClassVar[Literal["epoch", "step"]]  # what the run's length is counted in
 
-    batch_size: int = option(100, "Data in a step, over all processes.")
+    batch_size: int = option(100, "Data, or samples of the model, in a step, over all processes.")
     optimiser: Optimiser = option("amsgrad", "The optimiser.")
     learning_rate: float = option(1e-3, "The optimiser's learning rate.")
     beta1: float = option(0.9, "Adam's beta1.")
@@ -90,7 +90,7 @@ class StepConfig(Options, ABC):
         resume=True,
     )
     checkpoint_seconds: float = option(
-        5.0, "A new checkpoint is written at the end of an epoch if the last one is older than this.", resume=True
+        5.0, "A new checkpoint is written after an epoch or check if the last one is older than this.", resume=True
     )
     max_seconds: float | None = option(
         None, "The run ends at the first check after this time of training; null for no limit.", resume=True
