@@ -105,23 +105,32 @@ def fresh(line: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def started(
-    line: list[str], folder: Path, out: Path = NOWHERE, error: Path = NOWHERE, largest: int | None = None, **variables: str
+    line: list[str],
+    folder: Path,
+    out: Path = NOWHERE,
+    error: Path = NOWHERE,
+    largest: int | None = None,
+    drawn: bool = False,
+    **variables: str,
 ) -> BaseProcess:
-    """A forked process of Python. The system refuses it files larger than `largest`."""
-    process = _SERVER.Process(target=_run, args=(line[1:], folder, out, error, largest, environment() | variables))
+    """A forked process of Python. The system refuses it files larger than `largest`; pictures have one pixel, unless `drawn`."""
+    process = _SERVER.Process(target=_run, args=(line[1:], folder, out, error, largest, drawn, environment() | variables))
     process.start()
     return process
 
 
-def _run(line: list[str], folder: Path, out: Path, error: Path, largest: int | None, variables: dict[str, str]) -> None:
+def _run(
+    line: list[str], folder: Path, out: Path, error: Path, largest: int | None, drawn: bool, variables: dict[str, str]
+) -> None:
     for descriptor, path in ((1, out), (2, error)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)
-    Figure.savefig = write_unrendered  # type: ignore[assignment]
-    leave_unplotted(setattr)
+    if not drawn:
+        Figure.savefig = write_unrendered  # type: ignore[assignment]
+        leave_unplotted(setattr)
     if largest is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     try:
@@ -135,11 +144,11 @@ def _run(line: list[str], folder: Path, out: Path, error: Path, largest: int | N
         atexit._run_exitfuncs()  # which multiprocessing leaves out
 
 
-def finished(line: list[str], folder: Path, largest: int | None = None) -> subprocess.CompletedProcess[str]:
+def finished(line: list[str], folder: Path, largest: int | None = None, drawn: bool = False) -> subprocess.CompletedProcess[str]:
     """A forked process that has ended."""
     with tempfile.TemporaryDirectory() as name:
         out, error = Path(name, "out"), Path(name, "error")
-        process = started(line, folder, out, error, largest)
+        process = started(line, folder, out, error, largest, drawn)
         process.join(300)
         assert process.exitcode is not None, "still running after 300 seconds"
         return subprocess.CompletedProcess(line, process.exitcode, out.read_text(), error.read_text())

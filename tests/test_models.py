@@ -453,6 +453,7 @@ def test_a_users_class(folder: Path) -> None:
         ("users_nowhere:Model", "no module 'users_nowhere' in .* or among the installed packages"),
         ("users_pkg.nowhere:Model", "no module 'users_pkg.nowhere'"),
         ("users_pkg.models:Goood", "did you mean 'Good'"),
+        ("users_pkg.models:mde", "did you mean 'made'"),  # a function
         ("users_pkg.models:NoModule", "the class NoModule.*torch.nn.Module"),
         ("users_pkg.models:function", "returned a NoneType; it must be a torch.nn.Module with log_weights"),
         ("users_pkg.models:NoWeights", "log_weights.*LatentVariableModel"),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dohyo.errors import DohyoError
+from dohyo.files import read_whole
 from dohyo.lab.rewards.quadratic import LARGEST, Quadratic, max_cut
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")  # 18 digits fit into 64 bits
@@ -116,7 +117,7 @@ def _text(path: Path) -> str:
     if not path.exists():
         raise DohyoError(f"{path}: there is no such file")
     try:
-        raw = path.read_bytes()
+        raw = read_whole(path)
         text = raw.decode("utf-8-sig")
     except OSError as error:
         raise DohyoError(f"{path}: cannot be read ({error.strerror}); give the path of a text file") from error
