@@ -28,7 +28,7 @@ from dohyo.lab.folder import (
     write_config,
     write_result,
 )
-from dohyo.lab.parsing import Parser
+from dohyo.lab.parsing import config_parser
 from dohyo.lab.training import train
 from dohyo.lab.training.config import Options, StepConfig, option
 from dohyo.lab.training.locks import only_writer
@@ -88,10 +88,9 @@ class Run(ABC, Generic[C]):
     def open(cls, folder: Path) -> Self:
         """The run that a folder holds."""
         check_links(folder)
-        values, parser = read_config(folder), Parser()
-        parser.add_class_arguments(cls.config_type)
+        values = read_config(folder)
         try:
-            return cls(folder, cls.config_type(**parser.parse_object(values).as_dict()))
+            return cls(folder, cls.config_type(**config_parser(cls.config_type).parse_object(values).as_dict()))
         except DohyoError as error:
             raise DohyoError(f"{folder / CONFIG}: {error}") from error
 
