@@ -5,12 +5,14 @@ import re
 import textwrap
 from argparse import SUPPRESS
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 from dohyo.errors import DohyoError
+from dohyo.files import read_whole
 from dohyo.lab.choices import CHOICES
 from dohyo.lab.texts import load_yaml
 from dohyo.names import nearest
@@ -69,6 +71,10 @@ class Parser(ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         set_loader(_YAML, partial(load_yaml, load=get_loader("yaml")), exceptions=(yaml.YAMLError,))
         super().__init__(*args, parser_mode=_YAML, **kwargs)
+
+    def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
+        read_whole(Path(cfg_path))  # refuses what may never end
+        return super().parse_path(cfg_path, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         text = " ".join(message.split())

@@ -17,9 +17,11 @@ from dohyo.files import plain, remove_leftovers
 from dohyo.lab.folder import (
     CHECKPOINT,
     CONFIG,
+    LOCK,
     METRICS,
     RESULT,
     SCHEMA_VERSION,
+    check_links,
     read_config,
     read_result,
     versions,
@@ -30,6 +32,7 @@ from dohyo.lab.parsing import Parser
 from dohyo.lab.training import train
 from dohyo.lab.training.config import Options, StepConfig, option
 from dohyo.lab.training.locks import only_writer
+from dohyo.lab.training.processes import check_common
 from dohyo.lab.training.state import load_checkpoint, load_progress
 from dohyo.names import named
 
@@ -84,6 +87,7 @@ class Run(ABC, Generic[C]):
     @classmethod
     def open(cls, folder: Path) -> Self:
         """The run that a folder holds."""
+        check_links(folder)
         values, parser = read_config(folder), Parser()
         parser.add_class_arguments(cls.config_type)
         try:
@@ -140,6 +144,7 @@ class Run(ABC, Generic[C]):
     def writing(self, fabric: Fabric) -> Iterator[None]:
         """Be the only process that writes to the run's folders, and remove what killed ones have left there."""
         with only_writer(*self.folders, fabric=fabric):
+            check_common(fabric, self.folder / LOCK)
             for folder in self.folders if fabric.is_global_zero else ():
                 remove_leftovers(folder)
             yield

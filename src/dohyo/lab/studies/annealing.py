@@ -12,7 +12,7 @@ from dohyo.evaluation import evaluate
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
-from dohyo.lab.plots.times import plot_times
+from dohyo.lab.plots.nll import plot_times
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.studies.study import Row as TableRow
 from dohyo.lab.studies.verdicts import Contrast, all_below, listed

@@ -19,6 +19,7 @@ RecipeName = Literal["paper", "ours"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 _LARGEST_BATCH = 2**24
+_MOST = dict.fromkeys(("valid_terms", "test_terms", "check_terms"), 10**9) | dict.fromkeys(("check_draws", "test_draws"), 10**7)
 _LAST_RATE = 0.01  # of the learning rate, where a cosine ends
 
 # Defaults under one name, for the options of a `LoopConfig` that are left out. Ours is what trained best for its length.
@@ -122,6 +123,8 @@ class StepConfig(Options, ABC):
         for name in names:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            if name in _MOST and getattr(self, name) > _MOST[name]:
+                raise DohyoError(f"{name} is {getattr(self, name)}; it must be at most {_MOST[name]}, or it would never end")
 
     @property
     @abstractmethod
