@@ -18,14 +18,20 @@ from rich.text import Text
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
+from dohyo.files import read_whole
 from dohyo.lab.folder import beyond_verdict
 from dohyo.lab.texts import load_yaml
 from dohyo.names import named
 
 
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # the error being handled: `main` ends with the status that shells expect
+
+
 def console() -> Console:
     """The screen; as wide as tables need where it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 120)
+    return _Screen(width=None if sys.stdout.isatty() else 120)
 
 
 def say(text: str) -> None:
@@ -120,6 +126,6 @@ def estimator_from(name: str, cost: float, max_terms: int | None = None) -> dohy
     if not name.endswith((".json", ".yaml", ".yml")):
         return named(ESTIMATORS, name, "estimator").at_cost(cost, max_terms)
     try:
-        return dohyo.from_dict(load_yaml(Path(name).read_text(encoding="utf-8")))
+        return dohyo.from_dict(load_yaml(read_whole(Path(name)).decode()))
     except (yaml.YAMLError, UnicodeDecodeError, DohyoError, TypeError) as error:  # TypeError: such as a text for m
         raise DohyoError(f"{name}: {error}") from error

@@ -60,7 +60,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     )
     cost: float | None = option(  # type: ignore[assignment]
         None,
-        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 2 chains.",
+        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 4 chains.",
     )
     max_terms: int | None = option(
         None, "The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit."
@@ -88,7 +88,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         if self.anneal < 0:
             raise DohyoError(f"anneal is {self.anneal}; it must be a number of leapfrogs, or 0 for samples of the encoder")
         self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
-        self.cost = self.cost if self.cost is not None else 2.0 if self.anneal else 15.0
+        self.cost = self.cost if self.cost is not None else 4.0 if self.anneal else 15.0
         if self.replicas > _MOST_REPLICAS:
             raise DohyoError(f"replicas is {self.replicas}; it must be at most {_MOST_REPLICAS}: start several commands for more")
         if self.max_terms is not None and self.max_terms > _MOST_TERMS:

@@ -77,8 +77,8 @@ def fit_target(
 
     Example:
         >>> from dohyo.lab import fit_target
-        >>> fitted = fit_target(lambda x: -x.square().sum(-1) / 2, 2, steps=300, hidden=20, latent=2, estimator="multilevel-rr",
-        ...                     learning_rate=5e-3, test_draws=400, test_terms=200)
+        >>> fitted = fit_target(lambda x: -x.square().sum(-1) / 2, 2, steps=120, hidden=20, latent=2, estimator="multilevel-rr",
+        ...                     learning_rate=1e-2, test_draws=400, test_terms=200)
         >>> log_z, stderr = fitted.log_z  # log 2 pi = 1.838
         >>> abs(log_z - 1.838) < 4 * stderr + 0.01
         True

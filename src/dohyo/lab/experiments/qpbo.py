@@ -58,7 +58,9 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
     reward: str | None = option(None, "Your own function as package.module:function, of x (n, d) of 0 and 1.")
     instance_seed: int = option(0, "The seed of a random problem's weights, uniform in [-1, 1].")
     policy: PolicyName = option("latent", "The distribution of x that is trained.")
-    encoder: SamplingEncoder | None = option(None, "What phi follows, in the latent policy.")
+    encoder: SamplingEncoder | None = option(
+        None, "What phi follows, in the latent policy; by default same for bounds and sleep for unbiased estimators."
+    )
     k_draw: KDraw = option("datum", "How often K is drawn.")
     entropy: float = option(0.0, "The weight of the policy's entropy against the reward after scaling.")
     entropy_decay: Decay = option("none", "Whether the weight of the entropy falls.")

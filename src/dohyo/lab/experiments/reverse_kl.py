@@ -55,7 +55,9 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
         None, "What phi follows; by default same for bounds and sleep for unbiased estimators."
     )
     k_draw: KDraw = option("datum", "How often K is drawn.")
-    paths: Paths | None = option(None, "The parts of theta's gradient that are kept.")
+    paths: Paths | None = option(
+        None, "The parts of theta's gradient that are kept; by default all for bounds, decoder with encoder dreg, else x."
+    )
     baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
     on_divergence: Literal["stop", "continue"] = option(
         "stop", "What to do when the encoder is lost or the estimate has left the truth at two checks in a row.", resume=True

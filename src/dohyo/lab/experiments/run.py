@@ -21,13 +21,14 @@ from dohyo.lab.folder import (
     METRICS,
     RESULT,
     SCHEMA_VERSION,
+    check_links,
     read_config,
     read_result,
     versions,
     write_config,
     write_result,
 )
-from dohyo.lab.parsing import Parser
+from dohyo.lab.parsing import config_parser
 from dohyo.lab.training import train
 from dohyo.lab.training.config import Options, StepConfig, option
 from dohyo.lab.training.locks import only_writer
@@ -86,10 +87,10 @@ class Run(ABC, Generic[C]):
     @classmethod
     def open(cls, folder: Path) -> Self:
         """The run that a folder holds."""
-        values, parser = read_config(folder), Parser()
-        parser.add_class_arguments(cls.config_type)
+        check_links(folder)
+        values = read_config(folder)
         try:
-            return cls(folder, cls.config_type(**parser.parse_object(values).as_dict()))
+            return cls(folder, cls.config_type(**config_parser(cls.config_type).parse_object(values).as_dict()))
         except DohyoError as error:
             raise DohyoError(f"{folder / CONFIG}: {error}") from error
 

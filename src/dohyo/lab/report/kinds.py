@@ -192,10 +192,13 @@ class ReverseKL(Kind):
             f"log Z, exactly {number(r['log_normaliser'])}" if known else "log Z",
             with_error(r.get("log_z"), r.get("log_z_stderr")),
         )
+        training = r.get("training_estimate")
+        if not known and None not in (training, r.get("log_z")):
+            training += r["log_z"]
         kl = ("True reverse KL, nats" if known else "Reverse KL with it, nats", self._truth().text)
         return [
             *([kl, log_z] if known or r.get("log_z") is None else [log_z, kl]),
-            ("The training's own estimate", with_error(r.get("training_estimate"), r.get("training_estimate_stderr"))),
+            ("The training's own estimate", with_error(training, r.get("training_estimate_stderr"))),
             ("Diverged", "yes" if r.get("diverged") else "no"),
             ("k-hat of the importance weights", self._khat()),
             ("Effective samples", number(r.get("ess"), 3)),

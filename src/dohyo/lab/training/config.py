@@ -19,6 +19,7 @@ RecipeName = Literal["paper", "ours"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 _LARGEST_BATCH = 2**24
+_MOST = dict.fromkeys(("valid_terms", "test_terms", "check_terms"), 10**9) | dict.fromkeys(("check_draws", "test_draws"), 10**7)
 _LAST_RATE = 0.01  # of the learning rate, where a cosine ends
 
 # Defaults under one name, for the options of a `LoopConfig` that are left out. Ours is what trained best for its length.
@@ -74,7 +75,7 @@ class StepConfig(Options, ABC):
 
     unit: ClassVar[Literal["epoch", "step"]]  # what the run's length is counted in
 
-    batch_size: int = option(100, "Data in a step, over all processes.")
+    batch_size: int = option(100, "Data, or samples of the model, in a step, over all processes.")
     optimiser: Optimiser = option("amsgrad", "The optimiser.")
     learning_rate: float = option(1e-3, "The optimiser's learning rate.")
     beta1: float = option(0.9, "Adam's beta1.")
@@ -89,7 +90,7 @@ class StepConfig(Options, ABC):
         resume=True,
     )
     checkpoint_seconds: float = option(
-        5.0, "A new checkpoint is written at the end of an epoch if the last one is older than this.", resume=True
+        5.0, "A new checkpoint is written after an epoch or check if the last one is older than this.", resume=True
     )
     max_seconds: float | None = option(
         None, "The run ends at the first check after this time of training; null for no limit.", resume=True
@@ -122,6 +123,8 @@ class StepConfig(Options, ABC):
         for name in names:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            if name in _MOST and getattr(self, name) > _MOST[name]:
+                raise DohyoError(f"{name} is {getattr(self, name)}; it must be at most {_MOST[name]}, or it would never end")
 
     @property
     @abstractmethod
