@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -174,7 +174,9 @@ class Optimise(OnDraws):
             self.restart = restart
             with torch.random.fork_rng(devices=[]):  # parameters are made on the CPU
                 state.model.load_state_dict(config.build_policy(self.best.problem.variables, restart).state_dict())
-            state.optimiser.state.clear()
+            for kept in state.optimiser.state.values():  # in place: a captured step holds these tensors
+                for value in kept.values():
+                    value.zero_()
 
     def batches(self, config: Any, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         """Up to the next check, or to the start of the next training."""
@@ -185,6 +187,20 @@ class Optimise(OnDraws):
             self.entropy = config.entropy_at(progress.step)
             self.best.now = progress.step + 1
             yield index
+
+    @property
+    def values(self) -> Callable[[Tensor], Tensor] | None:
+        """The rewards without checks of x, where they can be computed on any device; None for a reward of the user's own."""
+        return self.best.problem.values if isinstance(self.best.problem, Quadratic) else None
+
+    @property
+    def tolerance(self) -> float:
+        return float(getattr(self.best.problem, "tolerance", 0.0))
+
+    def found(self, x: Tensor, step: int) -> None:
+        """Keep a sample that a captured step found to be the best."""
+        self.best.now = step
+        self.best(x[None])
 
     def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
         return {"best_reward": float(max(gather(fabric, self.best.value)))}

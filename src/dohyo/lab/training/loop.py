@@ -74,7 +74,7 @@ def train(
     """`fit` for any task; the config is a `LoopConfig` for data and a `DrawsConfig` for samples from the model."""
     fabric = fabric or launch(config.device)
     name = "plain"
-    if isinstance(config, LoopConfig) and config.captured_on(fabric.device):
+    if config.captured_on(fabric.device):
         from dohyo.lab.fast.programs import choose  # also imports the compiler
         from dohyo.lab.fast.together import Replica, train_together
 
