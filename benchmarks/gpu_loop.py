@@ -17,8 +17,11 @@ import os
 import queue
 import statistics
 import tempfile
+import threading
 import time
 import traceback
+import unittest.mock
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,18 +32,22 @@ from dohyo.lab.data import Dataset
 from dohyo.lab.experiments.density_config import DensityConfig, decoder_passes
 from dohyo.lab.experiments.qpbo import Best, Optimise, QPBOConfig
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, TowardsTarget
+from dohyo.lab.fast.programs import Program
 from dohyo.lab.fast.together import Replica, choose_for, program_of, train_epoch, train_together
 from dohyo.lab.rewards import random_qpbo
 from dohyo.lab.targets import Funnel
+from dohyo.lab.training import tasks
+from dohyo.lab.training.log import RunLog
 from dohyo.lab.training.loop import Training, train
 from dohyo.lab.training.loop import train_epoch as plain_epoch
 from dohyo.lab.training.processes import launch
+from dohyo.lab.training.state import State
 from dohyo.lab.training.tasks import OnData
 from dohyo.models import GaussianLVM
 
 from benchmarks.weights import environment, save
 
-VARIABLES, PLAIN_STEPS = 500, 100
+VARIABLES, PLAIN_STEPS, READY = 500, 100, 150
 FASTER = 10  # captured against plain
 
 
@@ -145,7 +152,8 @@ def measure(row: dict[str, Any], epochs: int, all_ready: Any, turn: Any, found: 
             traceback.print_exc()
         finally:
             row["ready_seconds"] = time.monotonic() - begun
-            all_ready.wait()
+            with contextlib.suppress(threading.BrokenBarrierError):  # one took too long: the others are timed beside it
+                all_ready.wait()
         with turn:
             if "error" not in row:
                 row |= timed(epoch, steps, epochs, work, row["replicas"])
@@ -154,7 +162,7 @@ def measure(row: dict[str, Any], epochs: int, all_ready: Any, turn: Any, found: 
     found.put(row)
 
 
-def timed(epoch: Any, steps: int, epochs: int, work: Any, replicas: int) -> dict[str, float]:
+def timed(epoch: Any, steps: int, epochs: int, work: Any, replicas: int) -> dict[str, Any]:
     times, whole = [], []
     for _ in range(epochs):
         start = time.perf_counter()
@@ -167,10 +175,40 @@ def timed(epoch: Any, steps: int, epochs: int, work: Any, replicas: int) -> dict
             next(work)
         torch.cuda.synchronize()
         whole.append(time.perf_counter() - start)
-    found = {"microseconds": statistics.median(times), "least": min(times), "most": max(times)}
+    found: dict[str, Any] = {"microseconds": statistics.median(times), "least": min(times), "most": max(times)}
     if whole:
         found |= {"epoch_seconds": statistics.median(whole), "steps_seconds": found["microseconds"] * steps / 1e6}
+        own: dict[str, float] = {}
+        with parts(own):
+            for _ in range(replicas):
+                next(work)
+        found["parts"] = own
     return found
+
+
+@contextlib.contextmanager
+def parts(found: dict[str, float]) -> Iterator[None]:
+    """Adds up the seconds of an epoch's parts, each between two synchronisations; parts may lie inside others."""
+    named: dict[str, tuple[Any, str]] = {"order": (OnData, "batches"), "steps": (Program, "steps"), "check": (Training, "check")}
+    named |= {"validation": (tasks, "validation_nll"), "record": (Training, "count_epoch"), "best": (State, "after_epoch")}
+    named |= {"log": (RunLog, "append")}
+    with contextlib.ExitStack() as stack:
+        for name, (owner, attribute) in named.items():
+            stack.enter_context(unittest.mock.patch.object(owner, attribute, timing(name, getattr(owner, attribute), found)))
+        yield
+
+
+def timing(name: str, function: Any, found: dict[str, float]) -> Any:
+    def timed(*arguments: Any) -> Any:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            torch.cuda.synchronize()
+            found[name] = found.get(name, 0.0) + time.perf_counter() - start
+
+    return timed
 
 
 def difference(row: dict[str, Any]) -> float:
@@ -220,7 +258,7 @@ def main() -> None:
     rows, begun = [row for row in kinds() if row["objective"] in options.only], time.monotonic()
     config = environment() | {"gpu": torch.cuda.get_device_name(), "epochs": options.epochs, "variables": VARIABLES}
     spawn = torch.multiprocessing.get_context("spawn")
-    shared = spawn.Barrier(len(rows), timeout=900), spawn.Lock(), spawn.Queue()
+    shared = spawn.Barrier(len(rows), timeout=READY), spawn.Lock(), spawn.Queue()
     processes = [spawn.Process(target=measure, args=(row, options.epochs, *shared)) for row in rows]
     for process in processes:
         process.start()

@@ -199,7 +199,7 @@ class Best:
             self.kept = [known, torch.zeros_like(x[:, 0]), steps]
         arguments = (rewards, x, now.reshape(1), *self.kept)
         if self.captured and self.program is None:
-            self.program = compiled(self._keep, *arguments)
+            self.program = compiled(lambda *tensors: self._keep(*tensors), *arguments)
         (self.program or self._keep)(*arguments)
         return rewards
 

@@ -110,12 +110,12 @@ def train_epoch(program: Program, team: list[Training]) -> list[Record]:
     with program:
         steps, data = program.steps(orders)
     totals = program.finish.totals
-    shares = (totals.clipped / steps).tolist()
-    means = (torch.stack(list(totals.sums.values()), 1) / data).tolist()
+    sums = torch.stack(list(totals.sums.values()), 1) / data
+    found = torch.cat([sums, totals.clipped / steps, totals.baseline[:, None]], 1).tolist()  # one wait for the GPU
     records = []
-    for run, mean, share, baseline in zip(team, means, shares, totals.baseline.tolist(), strict=True):
+    for run, (*means, theta, phi, baseline) in zip(team, found, strict=True):
         run.state.progress.baseline = baseline if program.objective.running_baseline else None
-        records.append(epoch_record(dict(zip(totals.sums, mean, strict=True)), run.state, share))
+        records.append(epoch_record(dict(zip(totals.sums, means, strict=True)), run.state, (theta, phi)))
     return records
 
 
