@@ -1,6 +1,7 @@
 """The captured step: the same numbers as the plain loop."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dohyo.lab.fast.captured import traced
 from dohyo.lab.fast.stacked import Stacked, Unbatchable
 from dohyo.lab.fast.together import Replica, train_together
 from dohyo.lab.fast.trial import check_batchable
+from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData
 from dohyo.models import VAE, TwoLayerVAE
 from dohyo.objectives import MaximumLikelihood
@@ -76,15 +78,29 @@ def test_the_captured_step_on_a_cpu(tmp_path: Path) -> None:
     """
     wanted = MaximumLikelihood(dohyo.SUMO(2, dohyo.Finite((0.5, 0.5))))
     records: dict[int, list[dict[str, Any]]] = {3: [], 4: []}
-    for program, epochs in (("captured", 4), ("plain", 8)):
+    options: dict[str, Any] = {
+        "batch_size": len(DATA.train),
+        "epochs": 8,
+        "schedule": "cosine",
+        "average": 3,
+        "optimiser": "adam",
+    }
+    for program, length in (("captured", 4), ("plain", 8)):
         models = {seed: model(seed) for seed in records}
-        options = {"batch_size": len(DATA.train), "epochs": epochs, "program": program}
-        members = [Replica(m, OnData(DATA), config(seed, **options), tmp_path / str(seed)) for seed, m in models.items()]
-        for place, record in train_together(members, wanted):
+        changes = options | {"program": program, "checkpoint_seconds": 0.0}
+        members = [Replica(m, OnData(DATA), config(seed, **changes), tmp_path / str(seed)) for seed, m in models.items()]
+        running = train_together(members, wanted)
+        for place, record in itertools.islice(running, 2 * length):
             records[3 + place].append(record)
+        running.close()  # type: ignore[attr-defined]
     assert [record["program"] for record in records[3]] == 4 * ["captured"] + 4 * ["plain"]
     for seed, made in models.items():
-        assert_same((records[seed], made), alone(seed, wanted, batch_size=len(DATA.train), epochs=8))
+        single, folder = model(seed), tmp_path / f"alone_{seed}"
+        assert_same((records[seed], made), (list(dohyo.lab.fit(single, DATA, wanted, config(seed, **options), folder)), single))
+        for value, other in zip(
+            *(load_checkpoint(one)["average"].values() for one in (tmp_path / str(seed), folder)), strict=True
+        ):
+            assert torch.allclose(value, other, atol=2e-4, rtol=0)
 
 
 def test_draws_in_one_piece_of_memory() -> None:

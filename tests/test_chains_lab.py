@@ -12,8 +12,8 @@ import dohyo
 import teams
 from dohyo import Annealed, DohyoError
 from dohyo.annealing import tuning
-from dohyo.lab.experiments.density import DensityRun, begin_with
-from dohyo.lab.experiments.density_config import DensityConfig
+from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.experiments.density_config import DensityConfig, begin_with
 from dohyo.lab.fast.captured import traced
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.trial import check_batchable

@@ -83,7 +83,7 @@ def test_json_is_one_object_and_nothing_else(folder: Path) -> None:
         (["truncated.npy"], "truncated"),
         (["truncated.npz"], "truncated"),
         (["pickled.npy"], "cannot be read"),
-        (["text.csv"], "line 2, column 2: 'five' is not a number"),
+        (["text.csv"], "line 2, column 2: 'five' is not a number; leave headers and names out"),
         (["ragged.csv"], "line 2 has 2 numbers"),
         (["binary.csv"], "not a text file"),
         (["nan.npy"], "row 3, column 6"),
@@ -189,7 +189,12 @@ def test_a_single_row_gets_its_error_bar_from_all_weights(tmp_path: Path, capsys
     assert whole["stderr"] < report["stderr"] < 0.1
     assert report["replicates"] == 8
     assert main(["estimate", str(tmp_path / "row.npy")]) == 0
-    assert f"{whole['mean']:.4f} ± {whole['stderr']:.4f}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{whole['mean']:.4f} ± {whole['stderr']:.4f}" in out
+    assert "1 datum, 512 log-weights" in out
+    np.savetxt(tmp_path / "column.csv", np.log(w))  # the same numbers one to a line are 512 data
+    assert main(["estimate", str(tmp_path / "column.csv")]) == 0
+    assert "warning: there is one log-weight for each of 512 data; if all of them belong to one datum" in capsys.readouterr().out
 
 
 def test_the_log_mean_covers_the_truth_as_often_as_it_says() -> None:

@@ -14,7 +14,7 @@ from dohyo import IWAE, SUMO, Estimator, Finite, MultilevelRR, MultilevelSS, Pow
 from dohyo.lab.rewards import random_qpbo
 from dohyo.models import ExactPolicy, GRUPolicy, IndependentPolicy, LatentPolicy, NADEPolicy
 from dohyo.objectives import Reinforce
-from dohyo.objectives.weighing import weigh
+from dohyo.objectives.weighing import dot, weigh
 
 from problems import all_bits, exact_policy, latent_policy, quadrature
 from stats import errors_off
@@ -93,7 +93,7 @@ def test_one_estimate_as_value_and_as_score_is_biased() -> None:
         one = weigh(policy, x, ROULETTE, "same", generator, False)
         gain = -one.log_px
         gain = gain - (gain.sum() - gain) / 499
-        return -one.dot(gain[one.rows] * one.value) / 500
+        return -dot(gain[one.rows] * one.value, one.log_w) / 500
 
     found = gradients(policy, shared, 50)
     assert errors_off(found, exact_gradient(policy, lambda x: 0 * x[:, 0], 1.0)) > 2 * THRESHOLD

@@ -34,7 +34,7 @@ def test_heavy_weights_and_what_to_do_about_them(heavy: int, trusted: bool) -> N
     assert found.trusted is trusted
     assert bool(found.warnings) == (heavy > 0)
     assert all(line in found.reason for line in found.warnings)
-    advice = "dohyo.Annealed(model) and tune(x) in Python, --anneal auto on the command line"
+    advice = "dohyo.Annealed(model) and tune(x) in Python, or dohyo evaluate --anneal auto"
     assert (advice in found.reason) == (not trusted)
     again = judge(VALUES, MultilevelRR(2), shapes(heavy), annealed=True)
     assert ("--anneal 64" in again.reason) == (not trusted)
@@ -42,6 +42,12 @@ def test_heavy_weights_and_what_to_do_about_them(heavy: int, trusted: bool) -> N
     if not trusted:
         assert "far above this bound" in judge(VALUES, IWAE(5), shapes(heavy)).reason
         assert "larger than stated" in found.reason
+        assert "better proposal where the weights are made" in judge(VALUES, IWAE(5), shapes(heavy), annealed=None).reason
+
+
+def test_one_datum() -> None:
+    assert judge(VALUES[:1], MultilevelRR(2), GOOD[:1]).reason == "the error bar can be trusted: Pareto k-hat is 0.30"
+    assert "Pareto k-hat is 1.20, above 0.7: " in judge(VALUES[:1], MultilevelRR(2), shapes(20)[:1]).reason
 
 
 def test_what_is_wrong_with_the_estimator() -> None:

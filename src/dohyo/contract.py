@@ -31,7 +31,7 @@ from dohyo.errors import DohyoError
 
 Source = Callable[[Tensor], Tensor]
 
-GUIDE = "docs/guides/model.md"
+GUIDE, LOOP_GUIDE = "docs/guides/model.md", "docs/guides/own-loop.md"
 _SIGNATURES = {
     "log_weights": "log_weights(x, rows)",
     "bind": "bind(x, detach_posterior=False, detach_x=False)",
@@ -57,13 +57,13 @@ def offers(model: object, method: str) -> bool:
     return callable(getattr(model, method, None))
 
 
-def require(model: object, what: str, *methods: str) -> None:
-    """Raise a DohyoError that names the first method that `what` needs and the model lacks."""
+def require(model: object, what: str, *methods: str, instead: str = "") -> None:
+    """Raise a DohyoError that names the first method that `what` needs and the model lacks, and what else can be done."""
     for method in methods:
         if not offers(model, method):
             raise DohyoError(
                 f"{type(model).__name__} has no {_SIGNATURES[method]}, which {what} needs; add it as {GUIDE} shows, or derive "
-                "the model from dohyo.models.LatentVariableModel"
+                f"the model from dohyo.models.LatentVariableModel{instead}"
             )
 
 
@@ -76,11 +76,17 @@ def bound(model: Model, x: Tensor, **options: bool) -> Source:
     options = {name: wanted for name, wanted in options.items() if wanted}
     if offers(model, "bind"):
         bind: Any = model.bind  # type: ignore[attr-defined]
-        if options and not torch.compiler.is_compiling():
+        try:
+            source = bind(x, **options)
+        except TypeError:
             _check_takes(bind, model, options)
-        source = bind(x, **options)
+            raise
     elif options:
-        require(model, f"a gradient with {' and '.join(options)}", "bind")
+        require(model, "an estimate of log p(x)", "log_weights")
+        what, instead = f"a gradient with {' and '.join(options)}", ""
+        if list(options) == ["detach_posterior"]:
+            what, instead = "encoder 'dreg'", ", or train with encoder 'iwae'"
+        require(model, what, "bind", instead=instead)
     else:
         if not offers(model, "log_weights"):
             require(model, "an estimate of log p(x)", "log_weights")
@@ -230,28 +236,29 @@ class _Steered(torch.autograd.Function):
         return gradients[0], None, None, *ctx.saved_tensors * ctx.count
 
 
-def steered(loss: Tensor, shown: Tensor, ratio: Tensor | None, marks: list[Mark]) -> Tensor:
+def steered(loss: Tensor, shown: Tensor, ratio: Tensor, marks: list[Mark]) -> Tensor:
     """A loss whose gradient is theta's own in theta and phi's own in phi.
 
     Args:
         loss: The sum of c_i log w_i.
         shown: The value that the loss shows.
-        ratio: (rows,) c'_i / c_i; None if phi follows the same loss.
+        ratio: (rows,) c'_i / c_i.
     """
-    factors = [] if ratio is None else [mark.factor for mark in marks if mark.factor.requires_grad]
-    return _Steered.apply(loss, shown, loss if ratio is None else ratio, *factors)  # type: ignore[no-any-return, no-untyped-call]
+    factors = [mark.factor for mark in marks if mark.factor.requires_grad]
+    return _Steered.apply(loss, shown, ratio, *factors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def check_marks(model: object, log_w: Tensor, marks: list[Mark], rows: int, data: Tensor) -> None:
     """Raise a DohyoError if phi's gradient cannot be separated from theta's: no marks, or a parameter on both sides of them."""
     name = type(model).__name__
-    phi = split(model)[1] if isinstance(model, nn.Module) else []
-    if not marks and offers(model, "encoder_parameters") and not phi:
+    listed = offers(model, "encoder_parameters")
+    phi = [parameter for parameter in model.encoder_parameters() if parameter.requires_grad] if listed else []  # type: ignore[attr-defined]
+    if not marks and listed and not phi:
         return  # its proposal has no parameters
     if not marks:
         raise DohyoError(
             f"{name} does not say what its proposal made, so that theta and phi cannot follow two losses in one pass: write "
-            f"dohyo.proposed(z) and dohyo.proposed(log_q) in its log_weights or bind, as {GUIDE} shows"
+            f"dohyo.proposed(z) and dohyo.proposed(log_q) in its log_weights or bind, as {LOOP_GUIDE} shows"
         )
     if any(len(mark.factor) != rows for mark in marks):
         raise DohyoError(f"{name} calls dohyo.proposed on tensors without one row for each of the {rows} log-weights")
@@ -267,7 +274,7 @@ def check_marks(model: object, log_w: Tensor, marks: list[Mark], rows: int, data
     if unmarked:
         raise DohyoError(
             f"{name} lists {_called(model, unmarked[0])} in encoder_parameters(), but it acts on log w elsewhere than through "
-            f"dohyo.proposed(...); mark all that the proposal makes, as {GUIDE} shows"
+            f"dohyo.proposed(...); mark all that the proposal makes, as {LOOP_GUIDE} shows"
         )
 
 

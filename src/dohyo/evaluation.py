@@ -115,7 +115,7 @@ def evaluate(
     batch_size: int = 100,
     max_rows: int | None = None,
     khat_data: int | None = None,
-    khat_samples: int = 500,
+    khat_samples: int | None = None,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
@@ -131,8 +131,8 @@ def evaluate(
             when the numbers look good would bias them.
         max_rows: The most rows given to the model at a time, which bounds memory. None: 2,000 on a CPU, where small batches
             are fastest, and 200,000 elsewhere.
-        khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it. None: up
-            to 64 data, but at least 8, such that it takes about a fifth of all weights.
+        khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it. None:
+            such that it takes about a fifth of all weights, but 8 to 64 data and 200 to 500 weights.
         progress: Called after each batch with the number of data done.
     """
     whole("batch_size", batch_size)
@@ -170,9 +170,11 @@ def evaluate(
             if progress is not None:
                 progress(done)
         shapes = [torch.empty(0)]
+        share = 0.25 * done * replicates * estimator.expected_cost  # a fifth of all
+        if khat_samples is None:
+            khat_samples = max(200, min(500, round(share / 8))) if khat_data is None else 500
         if khat_data is None:
-            wanted = 0.25 * done * replicates * estimator.expected_cost / max(1, khat_samples)
-            khat_data = max(8, min(64, round(wanted)))
+            khat_data = max(8, min(64, round(share / max(1, khat_samples))))
         for x in _first(batches, khat_data if khat_samples > 0 else 0):
             source = _Counted(bound(model, x))
             log_w = [source(part) for part in rows(torch.full((len(x),), khat_samples)).split(most_rows(x, max_rows))]
@@ -242,13 +244,13 @@ def summarise(
     confidence: float = 0.95,
     fingerprint: int = 0,
     noise: tuple[Tensor, int] | None = None,
-    annealed: bool = False,
+    annealed: bool | None = False,
 ) -> Evaluation:
     """An `Evaluation` of estimates (data, replicates) that were made elsewhere.
 
     Args:
         noise: The standard error of each datum's value, where it is not that between replicates, and its degrees of freedom.
-        annealed: Whether the weights are those of chains.
+        annealed: Whether the weights are those of chains; None if they were made elsewhere.
     """
     data, replicates = values.shape
     per_datum = values.mean(-1)
@@ -285,11 +287,13 @@ def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95, names: tuple
     delta = a.per_datum - b.per_datum
     if not bool(delta.isfinite().all()):
         raise DohyoError("some estimates are -inf, so there is no difference; see the evaluations' warnings")
-    warnings = []
+    warnings, lower = [], "lower bound"
     if a.kind != b.kind:
-        warnings.append(f"{names[0]} is {a.kind} and {names[1]} is {b.kind}: their difference is not a difference of log p(x)")
+        one, other = (f"a {lower}" if side.kind == lower else side.kind for side in (a, b))
+        warnings.append(f"{names[0]} is {one} and {names[1]} is {other}: their difference is not a difference of log p(x)")
     elif a.kind != "unbiased":
-        warnings.append(f"both are {a.kind}: their difference is neither a bound on that of log p(x) nor unbiased for it")
+        both = f"{lower}s" if a.kind == lower else a.kind
+        warnings.append(f"both are {both}: their difference is neither a bound on that of log p(x) nor unbiased for it")
     warnings += [f"{name}: {warning}" for name, side in zip(names, (a, b), strict=True) for warning in side.warnings]
     difference, stderr = float(delta.mean()), float(delta.std() / math.sqrt(len(delta)))
     return Comparison(difference, stderr, _interval(difference, stderr, confidence, len(delta) - 1), tuple(warnings))

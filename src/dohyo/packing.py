@@ -50,12 +50,6 @@ def even(counts: Tensor) -> int | None:
     return int(counts[0]) if len(counts) and bool((counts == counts[0]).all()) else None
 
 
-def moved(counts: Tensor, device: torch.device) -> Tensor:
-    """The counts on `device`; equal counts never make it wait."""
-    n = even(counts)
-    return counts.to(device) if n is None or counts.device == device else torch.full(counts.shape, n, device=device)
-
-
 def pad(packed: Tensor, counts: Tensor) -> Tensor:
     """The packed vector as a rectangle (batch, max(counts)), with -inf where a row is shorter.
 
@@ -82,7 +76,7 @@ def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, co
         raise DohyoError(f"{packed.numel()} packed log-weights for counts that sum to {int(counts.sum())}")
     n = even(counts)
     if n is not None:  # already a rectangle
-        return reduce(packed.view(len(counts), n), moved(counts, packed.device))
+        return reduce(packed.view(len(counts), n), torch.full_like(counts, n, device=packed.device))
     starts = counts.cumsum(0) - counts
     members = _buckets(counts)
     reduced = []
@@ -105,7 +99,7 @@ def through_tables(
     """
     n = even(counts)
     if n is not None:
-        found = function(packed.view(len(counts), n), moved(counts, packed.device), *of_each)
+        found = function(packed.view(len(counts), n), torch.full_like(counts, n, device=packed.device), *of_each)
         return tuple(part.flatten() for part in found)
     starts, members = (counts.cumsum(0) - counts).to(packed.device), [data.to(packed.device) for data in _buckets(counts)]
     counts, parts, places, packs = counts.to(packed.device), [], [], []

@@ -39,12 +39,14 @@ class Verdict:
         return {"trusted": self.trusted, "reason": self.reason}
 
 
-def judge(values: Tensor, estimator: Estimator, khat: Tensor, annealed: bool = False, measured: bool | None = None) -> Verdict:
+def judge(
+    values: Tensor, estimator: Estimator, khat: Tensor, annealed: bool | None = False, measured: bool | None = None
+) -> Verdict:
     """The verdict on estimates (data, replicates).
 
     Args:
         khat: Pareto k-hat of the weights of some of the data, NaN where there were too few weights.
-        annealed: Whether the weights are those of chains.
+        annealed: Whether the weights are those of chains; None if they were made elsewhere.
         measured: Whether there is an error bar; by default if there are two values or more.
     """
     measured = values.numel() > 1 if measured is None else measured
@@ -55,12 +57,15 @@ def judge(values: Tensor, estimator: Estimator, khat: Tensor, annealed: bool = F
     if heavy > 0:
         largest = f"(largest {float(shapes.max()):.2f})"
         found = f"Pareto k-hat is above {HEAVY} for {heavy:.0%} of the {len(shapes)} data examined {largest}"
+        if len(shapes) == 1:
+            found = f"Pareto k-hat is {float(shapes):.2f}, above {HEAVY}"
         if heavy > BEARABLE:
             wrong.append(f"{found}: {_consequence(estimator)}; {_remedy(annealed)}")
         else:
             notes.append(f"{found}, too few to spoil the mean")
     elif len(shapes):
-        calm = f"Pareto k-hat is at most {float(shapes.max()):.2f} in the {len(shapes)} data examined"
+        many = len(shapes) > 1
+        calm = f"Pareto k-hat is {'at most ' * many}{float(shapes.max()):.2f}{f' in the {len(shapes)} data examined' * many}"
     else:
         calm = "k-hat was not examined, which takes 25 weights of a datum or more"
     trusted = False if wrong else None if open_questions or not len(shapes) else True
@@ -106,7 +111,9 @@ def _consequence(estimator: Estimator) -> str:
     return "their weights may have no variance, and errors may be far larger than stated"
 
 
-def _remedy(annealed: bool) -> str:
+def _remedy(annealed: bool | None) -> str:
+    if annealed is None:
+        return "take a better proposal where the weights are made, or anneal them there: more of the same do not help"
     if annealed:
-        return "take longer chains, dohyo.Annealed(model, 64) and tune(x) in Python, --anneal 64 on the command line"
-    return "anneal the weights, dohyo.Annealed(model) and tune(x) in Python, --anneal auto on the command line"
+        return "take longer chains, dohyo.Annealed(model, 64) and tune(x) in Python, or dohyo evaluate --anneal 64"
+    return "anneal the weights, dohyo.Annealed(model) and tune(x) in Python, or dohyo evaluate --anneal auto"

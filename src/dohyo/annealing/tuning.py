@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dohyo.annealing.annealed import Annealed
 
 STEPS = (0, 4, 8, 16, 32)  # 1 and 2 leapfrogs gain nothing
-SCALES = (1.5, 0.5, 0.2, 0.05)  # of the step sizes that learning starts from, beside 1
+SCALES = (1.0, 1.5, 0.5, 0.2, 0.05)  # of the step sizes that learning starts from
 TERMS, BATCH, RATE = 8, 8, 0.03
 PILOT, EVALUATIONS = 64, 1000  # data, and evaluations of p(x, z) for each
 FEW = 0.2  # of the data may have heavy weights where the encoder is called good
@@ -105,16 +105,11 @@ class _Pilot:
         return Tuned(start.steps, constants, float(before.mean()), float(bounds.mean()), (), lost)
 
     def scaled(self, steps: int) -> Constants:
-        """The constants to learn from: plain ones, or those with longer or shorter steps, if they are clearly better."""
-        best = Constants.plain(steps)
+        """The constants to learn from: those with the best length of steps."""
         if steps == 0:
-            return best
-        bounds = self.bounds(best, PILOT // 4)
-        for scale in SCALES:
-            option = Constants.plain(steps, scale)
-            if errors_above(other := self.bounds(option, PILOT // 4), bounds) > 2:
-                best, bounds = option, other
-        return best
+            return Constants.plain(0)
+        options = [Constants.plain(steps, scale) for scale in SCALES]
+        return max(options, key=lambda option: float(self.bounds(option, PILOT // 4).mean()))
 
     def choose(self) -> Tuned:
         """The number of leapfrogs that is best with constants yet to learn, and what is learnt for it."""
@@ -194,14 +189,13 @@ def preferred(seen: list[Tensor]) -> int:
 
     To first order the log-mean of n weights has variance v = Var(w) / (n p^2) and lies v / 2 below log p(x). Where the encoder's
     weights are good, v is measured and the least wins. Heavy weights (k-hat above 0.7) hide their variance, but not that their
-    log-mean is low: then the highest wins, and of those within one standard error of it the last, whose k-hat is the lowest.
+    log-mean is low: then the highest wins.
     """
     if heavy_share(khat(seen[0])) <= FEW:
         moments = [_moments(log_w)[1] for log_w in seen]
         return moments.index(min(moments))
-    means = [_log_mean(log_w) for log_w in seen]
-    best = max(means, key=lambda mean: float(mean.mean()))
-    return max(i for i, mean in enumerate(means) if errors_above(best, mean) <= 1)
+    means = [float(_log_mean(log_w).mean()) for log_w in seen]
+    return means.index(max(means))
 
 
 def errors_above(a: Tensor, b: Tensor) -> float:

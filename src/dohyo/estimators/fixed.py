@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from math import comb, factorial
+from math import comb, factorial, log
 from typing import ClassVar, Self
 
 import torch
@@ -50,6 +50,9 @@ class FixedEstimator(Estimator):
     def paths(self, log_w: Tensor) -> Tensor:
         settled, anchor, empty = settle(log_w[:, : self.k])
         return torch.where(self._dead(empty.sum(-1)), -torch.inf, self._value(settled) + anchor[:, 0])[:, None]
+
+    def reduce(self, log_w: Tensor, counts: Tensor) -> Tensor:
+        return self.paths(log_w.double())[:, 0]  # there is no other depth
 
     @abstractmethod
     def _value(self, log_w: Tensor) -> Tensor:
@@ -122,7 +125,7 @@ class IWAE(FixedEstimator):
     k: int = 5
 
     def _value(self, log_w: Tensor) -> Tensor:
-        return leave_out_mean(log_w, 0)
+        return log_w.logsumexp(-1) - log(self.k)
 
     def _dead(self, empty: Tensor) -> Tensor:
         return empty == self.k

@@ -68,7 +68,7 @@ def estimate_bank(
     counts = estimator.plan(data * replicates, generator)
     packed = blocks[torch.arange(width) < counts[:, None]]
     values = reduce_packed(estimator.reduce, packed, counts).view(data, replicates)
-    return summarise(values, estimator, int(counts.sum()), khat(log_w), confidence)
+    return summarise(values, estimator, int(counts.sum()), khat(log_w), confidence, annealed=None)
 
 
 def log_mean(log_w: Tensor, confidence: float = 0.95) -> tuple[Evaluation, Tensor]:
@@ -86,7 +86,7 @@ def log_mean(log_w: Tensor, confidence: float = 0.95) -> tuple[Evaluation, Tenso
     without = (-(w / total).clamp(max=1)).log1p().mean(-1)  # of each weight in turn, against the whole
     bias = (samples - 1) * (without + math.log(samples / (samples - 1))) if samples > 1 else torch.full_like(noise, math.nan)
     known = (noise, samples - 1) if samples > 1 else None
-    return summarise(value, IWAE(samples), log_w.numel(), khat(log_w), confidence, noise=known), bias
+    return summarise(value, IWAE(samples), log_w.numel(), khat(log_w), confidence, noise=known, annealed=None), bias
 
 
 def block_width(samples: int, replicates: int) -> int:
@@ -125,4 +125,5 @@ def _number(cell: str, path: Path, line: int, column: int) -> float:
     try:
         return float(cell)
     except ValueError:
-        raise DohyoError(f"{path}: line {line}, column {column}: {cell.strip()!r} is not a number") from None
+        where = f"{path}: line {line}, column {column}"
+        raise DohyoError(f"{where}: {cell.strip()!r} is not a number; leave headers and names out") from None

@@ -24,6 +24,14 @@ CHOICES: dict[str, dict[str, str]] = {
         "amsgrad": "Adam with the maximum of its second moments",
         "rmsprop": "no momentum",
     },
+    "recipe": {
+        "paper": "amsgrad, learning rate 1e-3, epsilon 1e-4, schedule plateau, no average",
+        "ours": "adam, learning rate 2e-3, epsilon 1e-8, schedule cosine, average 10",
+    },
+    "schedule": {
+        "plateau": "lowered, and training stopped, when the validation NLL no longer falls",
+        "cosine": "to a hundredth over --epochs or --max-seconds, whichever ends first; never stopped before",
+    },
     "device": {
         "auto": "a GPU if there is one",
         "cpu": "the processor",

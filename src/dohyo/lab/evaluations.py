@@ -59,7 +59,7 @@ def load_evaluation(path: Path, name: str | None = None) -> Saved:
             f"{path}: cannot be read ({error.strerror or error}); give a run's folder, or a .npz of dohyo evaluate"
         ) from error
     except Exception as error:  # whatever a stranger's or a damaged file leads to
-        raise DohyoError(f"{path}: is no saved evaluation ({error}); dohyo evaluate --out writes one") from error
+        raise DohyoError(f"{path}: is no saved evaluation; dohyo evaluate --out writes one") from error
     return Saved(name or str(path), dataclasses.replace(found, replicates=replicates), estimator, about)
 
 

@@ -26,6 +26,7 @@ METRICS = "metrics.jsonl"  # one record for each epoch
 TENSORBOARD = "tensorboard"
 RESULT = "result.json"  # written last: it says that the run is finished
 TEST_VALUES, VALUES = "test.npz", "evaluation.npz"  # each datum's log p(x), by `dohyo train` and by `dohyo evaluate`
+TEST_AVERAGE = "test_average.npz"  # the same as the first, of averaged parameters
 DRAWS = "draws.npz"  # of reverse KL
 EVALUATION, SANDWICH = "evaluation.json", "sandwich.json"  # what the commands of these names found last
 ANNEALING = "annealing.json"  # constants of chains, with what they were tuned for

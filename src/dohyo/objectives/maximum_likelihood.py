@@ -1,7 +1,6 @@
 """Maximum likelihood: theta climbs an estimate of log p(x), phi makes that estimate better."""
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -20,6 +19,7 @@ from dohyo.objectives.weighing import (
     bind_options,
     check_encoder,
     coefficients,
+    dot,
     draw_weights,
     safe_ratio,
 )  # fmt: skip
@@ -56,11 +56,15 @@ class MaximumLikelihood:
     k_draw: KDraw = "batch"
     baseline: Literal["zero", "running"] = "zero"
     clip_datum: float | None = None
+    shared: bool = field(init=False, repr=False)  # whether a batch has one K
+    running_baseline: bool = field(init=False, repr=False)
 
     RECORDED: ClassVar = ("train_nll", "train_iwae_nll", "clipped_data")
     RECORDED_OF_CHAINS: ClassVar = (*RECORDED, "lost_chains")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shared", self.k_draw == "batch")
+        object.__setattr__(self, "running_baseline", self.baseline == "running")
         if self.encoder is None:
             object.__setattr__(self, "encoder", "dreg" if self.estimator.depth_law.cap > 0 else "same")
         check_encoder(self.estimator, str(self.encoder), Encoder)
@@ -70,15 +74,6 @@ class MaximumLikelihood:
             raise DohyoError(f"a running baseline is for encoder 'variance', not {self.encoder!r}")
         if self.clip_datum is not None and not self.clip_datum >= 1:
             raise DohyoError(f"clip_datum is {self.clip_datum}; it must be at least 1, what the coefficients of one datum sum to")
-
-    @property
-    def shared(self) -> bool:
-        """Whether a batch has one K."""
-        return self.k_draw == "batch"
-
-    @property
-    def running_baseline(self) -> bool:
-        return self.baseline == "running"
 
     def __call__(
         self, model: Any, x: Tensor, generator: torch.Generator | None = None, baseline: float | Tensor = 0.0
@@ -98,7 +93,11 @@ class MaximumLikelihood:
         function = partial(self.coefficients, batch=len(x), dtype=log_w.dtype)
         found = through_tables(function, log_w.detach(), plan.counts, *given)
         nll, iwae_nll, _, theta, *ratio = found
-        loss = steered((theta * log_w).sum(), nll.mean(), ratio[0] if ratio else None, marks)
+        loss = dot(theta, log_w)
+        if ratio:
+            loss = steered(loss, nll.mean(), ratio[0], marks)
+        else:
+            loss = loss + (nll.mean() - loss).detach()  # the loss shows the mean NLL
         return Outcome(loss, -nll, -iwae_nll, -iwae_nll, dict(zip(self.RECORDED, found, strict=False)))
 
     def _through_chains(self, model: Any, x: Tensor, plan: Plan, baseline: list[Tensor]) -> Outcome:
@@ -110,7 +109,8 @@ class MaximumLikelihood:
         found = through_tables(of_theta, log_w.detach(), plan.counts)
         (phi,) = through_tables(of_phi, fresh.detach(), plan.counts, *baseline)
         nll, iwae_nll, *_, theta = found
-        loss = steered((theta * log_w).sum() + (phi * fresh).sum(), nll.mean(), None, [])
+        loss = dot(theta, log_w) + dot(phi, fresh)
+        loss = loss + (nll.mean() - loss).detach()
         return Outcome(loss, -nll, -iwae_nll, -iwae_nll, dict(zip(self.RECORDED_OF_CHAINS, found, strict=False)))
 
     def coefficients(
@@ -124,7 +124,7 @@ class MaximumLikelihood:
         """
         encoder = str(self.encoder)
         value, phi, log_px, iwae = coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=encoder)
-        value, clipped = self._clipped(value)
+        value, clipped = _clipped(value, self.clip_datum)
         if encoder == "same":
             return -log_px, -iwae, clipped, (-value / batch).to(dtype)
         return -log_px, -iwae, clipped, *(part.to(dtype) for part in safe_ratio(-value / batch, phi / batch))
@@ -132,7 +132,7 @@ class MaximumLikelihood:
     def chain_coefficients(self, log_w: Tensor, counts: Tensor, *, batch: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """From a table of chains' log-weights: the `RECORDED_OF_CHAINS` numbers of each datum, and theta's coefficients."""
         value, _, log_px, iwae = coefficients(log_w, counts, estimator=self.estimator, encoder="same")
-        value, clipped = self._clipped(value)
+        value, clipped = _clipped(value, self.clip_datum)
         own = torch.arange(log_w.shape[1], device=log_w.device) < counts[:, None]
         lost = (own & (log_w == -torch.inf)).double().sum(-1)
         return -log_px, -iwae, clipped, lost, (-value / batch).to(dtype)
@@ -145,14 +145,14 @@ class MaximumLikelihood:
         value, phi, _, _ = coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=encoder)
         return (((-value if encoder == "same" else phi) / batch).to(dtype),)
 
-    def _clipped(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The coefficients (batch, width) with `clip_datum` applied, and 1 for each datum where they were scaled, else 0."""
-        size = value.abs().sum(-1)
-        if self.clip_datum is None or self.clip_datum == math.inf:
-            return value, torch.zeros_like(size)
-        clipped = (size > self.clip_datum * (1 + 1e-9)).double()
-        return value * (self.clip_datum / size).clamp(max=1.0)[:, None], clipped
-
     def skip(self, generator: torch.Generator) -> None:
         """Draw a shared K and discard it, to stay in step with the other processes."""
         self.estimator.plan(1, generator, shared=True)
+
+
+def _clipped(value: Tensor, most: float | None) -> tuple[Tensor, Tensor]:
+    """The coefficients (batch, width), rows scaled to absolute values that sum to at most `most`; 1 where that was needed."""
+    if most is None:
+        return value, torch.zeros_like(value[:, 0])
+    size = value.abs().sum(-1)
+    return value * (most / size).clamp(max=1.0)[:, None], (size > most * (1 + 1e-9)).double()

@@ -9,7 +9,7 @@ score of the other, and the two products are averaged. b is the mean over the ot
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -53,10 +53,12 @@ class Reinforce:
     scale: float | Callable[[], float] = 1.0
     baseline: Literal["leave-one-out", "none"] = "leave-one-out"
     k_draw: KDraw = "datum"
+    shared: bool = field(init=False, repr=False)  # whether a batch has one K
 
     running_baseline: ClassVar[bool] = False  # the training loop need not keep a baseline
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shared", self.k_draw == "batch")
         check_choice(self.baseline, Literal["leave-one-out", "none"], "baseline")
         unbiased = self.estimator is not None and self.estimator.target_terms == math.inf
         if self.encoder is None:
@@ -68,11 +70,6 @@ class Reinforce:
             raise DohyoError(f"scale is {self.scale}; it must be positive and finite")
         if not callable(self.entropy) and not 0 <= self.entropy < math.inf:
             raise DohyoError(f"entropy is {self.entropy}; it must be finite and not negative")
-
-    @property
-    def shared(self) -> bool:
-        """Whether a batch has one K."""
-        return self.k_draw == "batch"
 
     def __call__(
         self, policy: Any, index: Tensor, generator: torch.Generator | None = None, baseline: float | Tensor = 0.0

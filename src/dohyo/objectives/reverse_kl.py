@@ -10,7 +10,7 @@ because log p does not depend on q, the third because the mean score of p under 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -26,6 +26,7 @@ from dohyo.objectives.weighing import (
     SamplingEncoder,
     Weighed,
     check_encoder,
+    dot,
     require_sampler,
     safe_ratio,
     sleep_loss,
@@ -70,8 +71,12 @@ class ReverseKL:
     k_draw: KDraw = "datum"
     paths: Paths | None = None
     baseline: Literal["zero", "target"] = "zero"
+    shared: bool = field(init=False, repr=False)  # whether a batch has one K
+    running_baseline: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shared", self.k_draw == "batch")
+        object.__setattr__(self, "running_baseline", self.baseline == "target")
         unbiased = self.estimator.target_terms == math.inf
         if self.encoder is None:
             object.__setattr__(self, "encoder", "sleep" if unbiased else "same")
@@ -90,15 +95,6 @@ class ReverseKL:
         if self.baseline == "target" and self.encoder != "variance":
             raise DohyoError(f"baseline 'target' is for encoder 'variance', not {self.encoder!r}")
 
-    @property
-    def shared(self) -> bool:
-        """Whether a batch has one K."""
-        return self.k_draw == "batch"
-
-    @property
-    def running_baseline(self) -> bool:
-        return self.baseline == "target"
-
     def __call__(
         self, model: Any, index: Tensor, generator: torch.Generator | None = None, baseline: float | Tensor = 0.0
     ) -> Outcome:
@@ -109,7 +105,7 @@ class ReverseKL:
         log_target = self.target(leaf)
         about = log_target.detach().double() + baseline if self.running_baseline else 0.0
         weighed = weigh(model, leaf, self.estimator, encoder, generator, self.shared, about, detach_x=self.paths == "decoder")
-        value = weighed.dot(weighed.value)
+        value = dot(weighed.value, weighed.log_w)
         marks = weighed.marks if self.paths != "all" and encoder in ("variance", "iwae", "dreg") else []
         wanted = [leaf, *(mark.outside for mark in marks)]
         through_x, *through_marks = torch.autograd.grad(value - log_target.sum(), wanted, retain_graph=True)

@@ -74,17 +74,18 @@ class Weighed:
     log_px: Tensor
     iwae: Tensor
 
-    def dot(self, coefficients: Tensor) -> Tensor:
-        """The sum of c_i log w_i."""
-        return (coefficients.to(self.log_w.dtype) * self.log_w).sum()
-
     def loss(self, theta: Tensor, phi: Tensor | None) -> Tensor:
         """A zero whose gradient is that of sum c_i log w_i in theta, and of sum c'_i log w_i in phi (None: the same)."""
-        zero = self.log_w.new_zeros(())
         if phi is None:
-            return steered(self.dot(theta), zero, None, [])
+            loss = dot(theta, self.log_w)
+            return loss - loss.detach()
         theta, ratio = safe_ratio(theta, phi)
-        return steered(self.dot(theta), zero, ratio.to(self.log_w.dtype), self.marks)
+        return steered(dot(theta, self.log_w), self.log_w.new_zeros(()), ratio.to(self.log_w.dtype), self.marks)
+
+
+def dot(coefficients: Tensor, log_w: Tensor) -> Tensor:
+    """The sum of c_i log w_i, where a weight of zero has coefficient zero."""
+    return (coefficients.to(log_w.dtype) * log_w.masked_fill(coefficients == 0, 0.0)).sum()
 
 
 def draw_weights(

@@ -92,6 +92,10 @@ def run(options: Namespace) -> int:
         "seed": options.seed,
         **result.to_dict(),
     }
+    if samples == 1 < data:
+        report["warnings"].append(
+            f"there is one log-weight for each of {data} data; if all of them belong to one datum, write them in one row"
+        )
     if options.out is not None:
         values = enumerate(zip(result.per_datum.tolist(), result.khat.tolist(), strict=True))
         lines = ["datum,log_px,khat", *(f"{i},{value!r},{khat!r}" for i, (value, khat) in values)]
@@ -111,15 +115,14 @@ def run(options: Namespace) -> int:
 def _show(report: dict[str, Any], options: Namespace) -> None:
     """The log-mean of all weights, then the estimate."""
     whole, samples = report["log_mean"], report["samples"]
+    sized = f"{report['data']} data, {samples} log-weights each" if report["data"] > 1 else f"1 datum, {samples} log-weights"
     rows = []
     for name, one in ((f"log-mean of all {samples}", whole), (report["estimator"]["name"], report)):
         mean = "-inf" if one["mean"] is None else measured(one["mean"], one["stderr"])
         noise = "" if one["noise_stderr"] is None else f"{one['noise_stderr']:.2g}"
         rows.append([name, mean, noise, interval(one), str(one["cost"]), one["kind"]])
     columns = ["estimate", "mean log p(x)", "noise", f"{options.confidence:.0%} interval", "weights", "kind"]
-    show_table(
-        f"{options.file.name}: {report['data']} data, {samples} log-weights each", columns, rows, words=("estimate", "kind")
-    )
+    show_table(f"{options.file.name}: {sized}", columns, rows, words=("estimate", "kind"))
     if whole["bias"] is not None and whole["mean"] is not None:
         without = measured(whole["mean"] - whole["bias"], whole["stderr"]).split()[0]
         say(f"bias of the log-mean by the jackknife: {whole['bias']:.2g}; {without} without it")

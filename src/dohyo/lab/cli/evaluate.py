@@ -71,6 +71,8 @@ def parser() -> Parser:
     made = Parser(description="log p(x) of a trained model, with an error bar and a verdict on it.", epilog=_EXAMPLES)
     made.add_argument("run", type=Path, help="a run's folder")
     made.add_class_arguments(EvaluateConfig)
+    text = "the averaged parameters (train --average) instead of the best; the run's folder keeps what is there of those"
+    made.add_argument("--average", action="store_true", help=text)
     made.add_argument("--reference", action="store_true", help="add the paper's IWAE-5000 to the table")
     made.add_json()
     made.add_config()
@@ -88,7 +90,7 @@ def run(options: Namespace) -> int:
         raise DohyoError(f"--out is {options.out}; the values of each datum go to a .npz file")
     if options.out is not None:
         output_file(options.out)
-    model, data = trained.trained(), trained.data
+    model, data = trained.trained(options.average), trained.data
     x = {"test": data.test, "valid": data.valid, "train": data.train}[options.split]
     if options.split == "train" and data.kind == "grey":
         raise DohyoError("every batch of the training data is binarised at random; evaluate the splits test or valid")
@@ -97,7 +99,8 @@ def run(options: Namespace) -> int:
     if total > _MOST_WEIGHTS:
         raise DohyoError(f"{len(x)} data at this cost would take {total:.2g} log-weights, which takes years; lower --cost")
     fabric = launch(options.device)
-    weights = choose_weights(fabric, options.run, model, x, options.anneal, options.split, options.seed, options.max_rows)
+    what = f"{options.split} average" if options.average else options.split
+    weights = choose_weights(fabric, options.run, model, x, options.anneal, what, options.seed, options.max_rows)
     if weights.steps:
         cost = ANNEALED_COST if options.cost is None else options.cost
         estimator = estimator_from(options.estimator, max(cost / weights.each, FEWEST))
@@ -105,7 +108,7 @@ def run(options: Namespace) -> int:
     for own, weighed in ((estimator, weights), *([(dohyo.IWAE(5000), Weights(model))] if options.reference else [])):
         result = _evaluated(fabric, weighed, x, own, options, own is estimator)
         reports.append(_report(result, own, weighed, options))
-        if own is estimator and fabric.is_global_zero:
+        if own is estimator and fabric.is_global_zero and (options.out is not None or not options.average):
             _save(result, own, weighed, options)
     leave(fabric)
     if not fabric.is_global_zero:
@@ -114,8 +117,9 @@ def run(options: Namespace) -> int:
     if options.json:
         print(json.dumps(found))
     else:
-        _show(reports, f"{options.run}: {len(x)} {options.split} data")
-    _keep(found, weights, model, x.to(fabric.device), options)
+        _show(reports, f"{options.run}{', averaged' if options.average else ''}: {len(x)} {options.split} data")
+    if not options.average:
+        _keep(found, weights, model, x.to(fabric.device), options)
     return 0
 
 
@@ -124,6 +128,7 @@ def _report(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weigh
     return {
         "run": str(options.run),
         "split": options.split,
+        "average": options.average,
         "estimator": estimator.name,
         "estimator_arguments": dohyo.to_dict(estimator),
         "steps": weights.steps,

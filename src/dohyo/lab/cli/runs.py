@@ -15,16 +15,25 @@ from dohyo.lab.cli.screen import count, interruptible, progress_bar, say
 from dohyo.lab.experiments.run import Run
 from dohyo.lab.folder import CHECKPOINT
 from dohyo.lab.parsing import Parser
-from dohyo.lab.training.config import resumable_fields
+from dohyo.lab.training.config import filled, resumable_fields
 from dohyo.lab.training.processes import launch, leave, on_first
 from dohyo.lab.training.state import load_checkpoint
 
 _OWN = ("out", "resume", "json", "config", "explicit")  # what is not in a run's config
 
 
+class RunParser(Parser):
+    """--print_config also prints what the recipe says."""
+
+    def dump(self, cfg: Namespace, **options: Any) -> str:
+        whole = cfg.clone()
+        vars(whole).update(filled(vars(cfg)))
+        return str(super().dump(whole, **options))
+
+
 def run_parser(run_type: type[Run[Any]], description: str, examples: str) -> Parser:
     """The options of a config, and those of every command that trains."""
-    parser = Parser(description=description, epilog=examples)
+    parser = RunParser(description=description, epilog=examples)
     parser.add_class_arguments(run_type.config_type)
     parser.add_argument("--out", type=Path, help="a new folder for the run (required unless --resume)")
     text = f"a run's folder, to continue it; of its options only {_resumable(run_type.config_type)} may change"

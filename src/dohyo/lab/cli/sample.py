@@ -29,6 +29,7 @@ def parser() -> Parser:
     made.add_argument("--count", type=int, help="how many to draw; by default 64, or 1000 for a table")
     made.add_argument("--out", type=Path, default=Path("samples.png"), help="the picture; its numbers go beside it as JSON")
     made.add_argument("--reconstruct", action="store_true", help="test data above their reconstructions instead")
+    made.add_argument("--average", action="store_true", help="of the averaged parameters (train --average) instead of the best")
     made.add_argument("--seed", type=int, default=0, help="the seed of the samples")
     return made
 
@@ -39,7 +40,7 @@ def run(options: Namespace) -> int:
     check_seed("--seed", options.seed)
     check_picture(options.out)
     trained = DensityRun.open(options.run)
-    model: Any = trained.trained()
+    model: Any = trained.trained(options.average)
     data = trained.data
     table = not is_image(data.shape)
     if table and options.reconstruct:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.files import plain
 from dohyo.lab.data import Dataset
 from dohyo.lab.evaluations import save_evaluation
-from dohyo.lab.experiments.density_config import DensityConfig, decoder_passes
+from dohyo.lab.experiments.density_config import DensityConfig, begin_with, decoder_passes
 from dohyo.lab.experiments.run import OnEpoch, OnTest, Run, about_estimator
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
@@ -30,6 +31,7 @@ from dohyo.lab.folder import (
     PAIRS,
     RECONSTRUCTIONS,
     SAMPLES,
+    TEST_AVERAGE,
     TEST_VALUES,
     read_records,
     replica_folder,
@@ -38,7 +40,7 @@ from dohyo.lab.folder import (
 from dohyo.lab.training.loop import Diverged, check
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import OnData
+from dohyo.lab.training.tasks import OnData, validation_nll
 from dohyo.objectives import MaximumLikelihood
 
 SAMPLED = 1000  # samples of the model in the pictures of a table
@@ -100,10 +102,10 @@ class DensityRun(Run[DensityConfig]):
             return False
         return result.get("replicas") == [replica.result for replica in self.replicas]  # else one was trained further
 
-    def trained(self) -> nn.Module:
+    def trained(self, average: bool = False) -> nn.Module:
         if self.replicas:
             raise DohyoError(f"{self.folder} holds {len(self.replicas)} replicas; name one of them: {self.replicas[0].folder}")
-        return unannealed(super().trained())
+        return unannealed(super().trained(average))
 
     @property
     def folders(self) -> list[Path]:
@@ -198,6 +200,7 @@ class DensityRun(Run[DensityConfig]):
                 "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": terms,
                 "anneal": config.anneal, "verdict_annealed": found.verdict.to_dict(),
             }  # fmt: skip
+        average = self._test_average(fabric, test_by) if config.average else {}
         records = read_records(self.folder)
         if fabric.is_global_zero:
             save_evaluation(self.folder / TEST_VALUES, test, IWAE(config.test_terms), run=str(self.folder), split="test")
@@ -208,6 +211,7 @@ class DensityRun(Run[DensityConfig]):
             "test_nll_stderr": test.stderr,
             "test_terms": config.test_terms,
             **chains,
+            **average,
             "decoder_passes": decoder_passes(config),
             "valid_nll": numbers["best_score"],
             **about_estimator(config, config.objective().estimator),
@@ -218,6 +222,16 @@ class DensityRun(Run[DensityConfig]):
             "verdict": test.verdict.to_dict(),
             "warnings": [*(_not_captured(records[-1]) if records else []), *test.warnings],
         }
+
+    def _test_average(self, fabric: Fabric, test_by: Callable[[nn.Module, int], Evaluation]) -> dict[str, Any]:
+        """What the result says of the averaged parameters; the model keeps its best ones."""
+        config, terms = self.config, self.config.test_terms
+        found = test_by(self.trained(average=True), terms)
+        valid = validation_nll(self.parts[0], self.data.valid.to(fabric.device), config, fabric)
+        self.trained()
+        if fabric.is_global_zero:
+            save_evaluation(self.folder / TEST_AVERAGE, found, IWAE(terms), run=str(self.folder), split="test")
+        return {"test_nll_average": -found.mean, "test_nll_average_stderr": found.stderr, "valid_nll_average": valid}
 
     def _plot(self, model: Any, records: list[dict[str, Any]]) -> None:
         from dohyo.lab.plots.runs import is_image, plot_images, plot_learning_curves, plot_reconstructions
@@ -238,18 +252,6 @@ class DensityRun(Run[DensityConfig]):
                 plot_images(model.sample_mean(64), data.shape, folder / SAMPLES, title="means of samples")
             if hasattr(model, "reconstruct"):
                 plot_reconstructions(data.test[:16], model.reconstruct(data.test[:16]), data.shape, folder / RECONSTRUCTIONS)
-
-
-def begin_with(model: nn.Module, folder: Path) -> None:
-    """Give a model the best parameters of another run."""
-    best = load_checkpoint(folder)["best"]
-    if "bridge" in best:  # of a run through chains: its model is inside
-        best = {name.removeprefix("model."): value for name, value in best.items() if name.startswith("model.")}
-    try:
-        model.load_state_dict(best)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise DohyoError(f"{folder}: its parameters do not fit this model ({reason}); train the same model as there") from error
 
 
 def unannealed(model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The options of a run of density modelling, and what they make: data, model, objective."""
+"""The options of a run of density modelling, and what they make: data, model, first parameters, objective."""
 
 import math
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from dohyo.lab.data import NAMES, Dataset, load
 from dohyo.lab.experiments.run import EstimatorConfig
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import option
+from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import sized
 from dohyo.models import build
 from dohyo.models.registry import takes
@@ -139,6 +140,18 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             annealed.constants = sized(annealed, data.valid)
             return annealed
         return model
+
+
+def begin_with(model: nn.Module, folder: Path) -> None:
+    """Give a model the best parameters of another run."""
+    best = load_checkpoint(folder)["best"]
+    if "bridge" in best:  # of a run through chains: its model is inside
+        best = {name.removeprefix("model."): value for name, value in best.items() if name.startswith("model.")}
+    try:
+        model.load_state_dict(best)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise DohyoError(f"{folder}: its parameters do not fit this model ({reason}); train the same model as there") from error
 
 
 def decoder_passes(config: DensityConfig) -> dict[str, float]:

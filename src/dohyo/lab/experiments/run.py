@@ -163,12 +163,13 @@ class Run(ABC, Generic[C]):
         _, task, _ = self.parts
         task.begin(fabric, self.config)
 
-    def trained(self) -> nn.Module:
-        """The best model so far."""
-        model = self.parts[0]
-        best = load_checkpoint(self.folder)["best"]
+    def trained(self, average: bool = False) -> nn.Module:
+        """The best model so far, or that with the averaged parameters."""
+        model, checkpoint = self.parts[0], load_checkpoint(self.folder)
+        if average and "average" not in checkpoint:
+            raise DohyoError(f"{self.folder}: has no averaged parameters; train with --average 10, say")
         with reporting(f"{self.folder}: the checkpoint does not fit the model of {CONFIG} ({{}})"):
-            model.load_state_dict(best)
+            model.load_state_dict(checkpoint["average" if average else "best"])
         return model
 
     def complete(self, fabric: Fabric, on_epoch: OnEpoch = silent, on_test: OnTest = silent) -> dict[str, Any]:

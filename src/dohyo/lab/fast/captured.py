@@ -15,7 +15,7 @@ from torch.optim.adam import adam
 
 from dohyo.lab.fast.finish import Finish, Totals
 from dohyo.lab.fast.flat import flattened
-from dohyo.packing import even, moved, through_tables
+from dohyo.packing import even, through_tables
 
 _OPTIONS = {"combo_kernels": True}  # independent kernels become one launch on a GPU
 WIDEST = 256  # steps with more log-weights are rare and run uncompiled: each doubling takes longer to compile
@@ -73,7 +73,7 @@ class CompiledTables:
             return through_tables(function, packed, counts, *of_each)
         if (key := (counts.shape, n)) not in self.kept:
             width = bucket_of(n) if self.varying else n
-            self.kept[key] = packed.new_full((len(counts), width), -torch.inf), moved(counts, packed.device)
+            self.kept[key] = packed.new_full((len(counts), width), -torch.inf), torch.full_like(counts, n, device=packed.device)
         table, own_counts = self.kept[key]
         if table.shape[1] == n:
             table = packed.view(len(counts), n)

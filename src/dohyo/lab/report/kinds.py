@@ -30,7 +30,7 @@ _CONFIG = {
 _RESULT = {"epochs": float | int, "steps": float | int, "warnings": list | None, "versions": dict | None, "diverged": bool | None,
            "verdict": dict | None, "verdict_annealed": dict | None, "replicas": list | None, "moments": dict | None}  # fmt: skip
 _NUMBERS = (
-    "test_nll_annealed", "test_nll_annealed_stderr", "test_chains", "anneal",
+    "test_nll_annealed", "test_nll_annealed_stderr", "test_chains", "anneal", "test_nll_average", "test_nll_average_stderr",
     "seconds", "expected_cost", "test_nll", "test_nll_stderr", "test_nll_spread", "test_terms", "valid_nll", "best_epoch",
     "reverse_kl", "reverse_kl_stderr", "objective", "training_estimate", "training_estimate_stderr", "khat",
     "log_z", "log_z_stderr", "ess", "log_normaliser",

@@ -99,7 +99,7 @@ def train_epoch(state: State, task: Task[Any], objective: Objective, config: Any
     totals = Totals.start(progress.baseline, fabric.device)
     steps = data = 0
     state.model.train()
-    state.set_rate(config.rate(progress))
+    state.set_rate(fabric.broadcast(config.rate(progress)))  # it may depend on the first process's clock
     with matmul_precision(config, fabric.device):
         for index in task.batches(config, progress, state.order):
             own = index.to(fabric.device)[rank::world]

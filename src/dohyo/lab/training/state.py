@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
+from dohyo.contract import split
 from dohyo.errors import DohyoError, reporting
 from dohyo.files import replacing
 from dohyo.lab.folder import CHECKPOINT, as_values, check_values
-from dohyo.lab.training.config import Progress, StepConfig, resumable_fields
+from dohyo.lab.training.config import LoopConfig, Progress, StepConfig, resumable_fields
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import Task
 
@@ -26,8 +28,8 @@ class State:
 
     Noise comes from torch's global generator, which each process seeds for itself, or, with the same numbers, from `noise` if
     that is given. `order` shuffles the data and is the same on every process. `depth` draws K and is the same on every process
-    only if a batch shares one K. `best` holds the parameters that the run would return if it ended now. `rate` is the learning
-    rate, which an optimiser may hold in single precision on a GPU.
+    only if a batch shares one K. `best` holds the parameters that the run would return if it ended now, `average` those averaged
+    over epochs, if wanted. `rate` is the learning rate, which an optimiser may hold in single precision on a GPU.
     """
 
     model: nn.Module
@@ -37,7 +39,11 @@ class State:
     best: dict[str, Any]
     rate: float
     noise: torch.Generator | None = None
+    average: AveragedModel | None = None
     progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.theta, self.phi = split(self.model)
 
     @classmethod
     def start(cls, model: nn.Module, config: StepConfig, fabric: Fabric, shared_k: bool, own_noise: bool = False) -> "State":
@@ -58,6 +64,7 @@ class State:
             best=_copied(model.state_dict()),
             rate=config.learning_rate,
             noise=noise,
+            average=averaged(model, config.average) if isinstance(config, LoopConfig) and config.average else None,
         )
 
     def set_rate(self, rate: float) -> None:
@@ -70,6 +77,8 @@ class State:
 
     def after_epoch(self, score: float | None, config: StepConfig) -> None:
         """Count the epoch, and keep the parameters if they are the best so far or if there is no score."""
+        if self.average is not None:
+            self.average.update_parameters(self.model)
         progress = self.progress
         progress.epoch += 1
         if score is None or score < progress.best_score:
@@ -92,6 +101,7 @@ class State:
         checkpoint = {
             "model": _copied(self.model.state_dict()),
             "best": self.best,
+            **({} if self.average is None else {"average": _copied(self.average.module.state_dict())}),
             "optimiser": {"state": {place: _copied(own) for place, own in self.optimiser.state_dict()["state"].items()}},
             "config": identity(config),
             "order": self.order.get_state(),
@@ -142,6 +152,9 @@ class State:
         task.load_state_dict(noise["task"])
         for name, value in checkpoint["numbers"].items():
             setattr(self.progress, name, value)
+        if self.average is not None:
+            self.average.module.load_state_dict(checkpoint["average"])
+            self.average.n_averaged.fill_(self.progress.epoch)
 
 
 def _optimiser(model: nn.Module, config: StepConfig, device: torch.device) -> torch.optim.Optimizer:
@@ -153,6 +166,16 @@ def _optimiser(model: nn.Module, config: StepConfig, device: torch.device) -> to
         return torch.optim.RMSprop(parameters, lr=rate, alpha=config.beta2, eps=config.epsilon, capturable=gpu)
     betas, amsgrad = (config.beta1, config.beta2), config.optimiser == "amsgrad"
     return torch.optim.Adam(parameters, rate, betas, config.epsilon, amsgrad=amsgrad, capturable=gpu, fused=gpu or None)
+
+
+def averaged(model: nn.Module, epochs: int) -> AveragedModel:
+    """A copy of the model whose parameters are to be averaged over the last epochs; its buffers are the last ones.
+
+    A run may end at any epoch, and old parameters are not kept, so that recent ones weigh more: exponentially, with the mean age
+    and the variance that a plain mean over `epochs` of them would have. Until there are half as many it is the plain mean.
+    """
+    with reporting("averaging needs a copy of the model, and there is none ({}); set average to 0"):
+        return AveragedModel(model, avg_fn=lambda mean, new, n: mean.lerp(new, max(1 / (int(n) + 1), 2 / (epochs + 1))))
 
 
 def _copied(values: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from dohyo.contract import split
 from dohyo.lab.training.config import StepConfig
 from dohyo.lab.training.processes import sum_over_processes
 from dohyo.lab.training.state import State
@@ -37,7 +36,6 @@ def train_step(
     state: State, x: Tensor, batch: int, objective: Objective, config: StepConfig, fabric: Fabric, totals: Totals
 ) -> None:
     """One step on `x`, this process's part of a batch with `batch` data; the part may be empty."""
-    theta, phi = split(state.model)
     level = torch.zeros_like(totals.baseline)
     state.optimiser.zero_grad()
     if len(x) > 0:
@@ -49,8 +47,9 @@ def train_step(
             totals.sums[name] = totals.sums.get(name, 0.0) + values.double().sum()
     elif objective.shared:
         objective.skip(state.depth)  # to stay in step with the other processes' K
-    _join(fabric, [*theta, *phi], level, totals, objective.running_baseline)
-    totals.clipped += torch.stack([_clip(theta, config.clip_decoder, level), _clip(phi, config.clip_encoder, level)])
+    _join(fabric, [*state.theta, *state.phi], level, totals, objective.running_baseline)
+    clipped = [_clip(state.theta, config.clip_decoder, level), _clip(state.phi, config.clip_encoder, level)]
+    totals.clipped += torch.stack(clipped)
     state.optimiser.step()
 
 
