@@ -17,7 +17,8 @@ from dohyo.errors import DohyoError, check_seed
 from dohyo.estimators import ESTIMATORS
 from dohyo.evaluation import isolated
 from dohyo.files import resolved
-from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator
+from dohyo.lab.experiments.replicated import ReplicatedRun
+from dohyo.lab.experiments.run import EstimatorConfig, OnTest, about_estimator
 from dohyo.lab.folder import LEARNING_CURVES, read_records
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
 from dohyo.lab.training import DrawsConfig
@@ -218,14 +219,24 @@ class Optimise(OnDraws):
             raise DohyoError(f"{problem.name}: the best x of the run earns another reward now; has the file been changed?")
 
 
-class QPBORun(Run[QPBOConfig]):
+class QPBORun(ReplicatedRun[QPBOConfig]):
     """A run of `dohyo qpbo`."""
 
-    command, config_type = "qpbo", QPBOConfig
+    command, config_type, outcome = "qpbo", QPBOConfig, "best_reward"
 
     @cached_property
     def problem(self) -> Reward:
-        return self.config.problem()
+        return self.config.problem() if self.of is None else self.of.problem
+
+    def replica_configs(self) -> list[QPBOConfig]:
+        _ = self.parts  # which replace scale auto by a number, for all
+        return super().replica_configs()
+
+    def joined(self, results: list[dict[str, Any]]) -> dict[str, Any]:
+        """As for other runs, but the best of all replicas counts, with its x, and when it was found."""
+        best = max(results, key=lambda one: (one["best_reward"], -one["evaluations_to_best"]))
+        own = ("best_reward", "best_x", "gap", "seconds_to_best", "evaluations_to_best")
+        return super().joined(results) | {key: best[key] for key in own}
 
     def write_config(self) -> None:
         _ = self.parts  # which replace scale auto by a number

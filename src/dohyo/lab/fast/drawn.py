@@ -61,7 +61,8 @@ class DrawnProgram(Program):
         return len(rows), len(rows) * self.batch
 
     def _entropy(self) -> float:
-        entropy = getattr(self.objective, "entropy", 0.0)
+        """The weight of the entropy now; of the first run here, whose task need not be that of the objective."""
+        entropy = getattr(self.tasks[0], "entropy", getattr(self.objective, "entropy", 0.0))
         return float(entropy() if callable(entropy) else entropy)
 
     def _counts(self, steps: int, sets: int) -> Tensor:
