@@ -61,13 +61,6 @@ class Handmade(nn.Module):
         return torch.distributions.Bernoulli(logits=self.decoder(z), validate_args=False).log_prob(x[rows]).sum(-1) - log_q
 
 
-class Joined(VAE):
-    """It joins tensors, which the compiler, mapped over replicas, allows only one number of rows."""
-
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        return super().log_joint(x, torch.cat([z[..., :2], z[..., 2:]], -1))
-
-
 def config(seed: int, program: str = "plain", **changes: Any) -> dohyo.lab.LoopConfig:
     return dataclasses.replace(CONFIG, seed=seed, program=program, **changes)
 

@@ -82,17 +82,9 @@ def test_replicas_that_cannot_be_batched_run_in_sequence(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_captured_is_said_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "joined.py").write_text(
-        "import torch\n"
-        "from dohyo.models import VAE\n"
-        "class Joined(VAE):\n"
-        "    def log_joint(self, x, z):\n"
-        "        return super().log_joint(x, torch.cat([z[..., :2], z[..., 2:]], -1))\n"
-    )
-    model = ("--model", "joined:Joined", "--program", "captured")
-    refused = run("train", *SUMO, *model, "--epochs", "1", "--out", "joined", folder=tmp_path)
+    refused = run("train", *SUMO, "--model", "vae2", "--program", "captured", "--epochs", "1", "--out", "vae2", folder=tmp_path)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("dohyo: error: Joined cannot be captured")
+    assert refused.stderr.startswith("dohyo: error: TwoLayerVAE cannot be captured")
     assert refused.stderr.endswith("; use program 'plain'\n")
     assert refused.stderr.count("\n") == 1
 
