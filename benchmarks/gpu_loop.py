@@ -56,7 +56,6 @@ def kinds() -> list[dict[str, Any]]:
     density: dict[str, Any] = {"objective": "density", "replicas": 3, "program": "captured"}
     rows: list[dict[str, Any]] = [density | {"estimator": "iwae", "cost": 5, "whole": True}]
     rows += [density | {"estimator": name, "cost": 15, "whole": True} for name in ("iwae", "sumo")]
-    rows.append(density | {"estimator": "sumo", "cost": 5, "model": "vae2"})
     for chains, steps in ((2, 8), (4, 4)):
         passes = decoder_passes(DensityConfig(anneal=steps, cost=chains))
         equal = round(sum(passes.values()) / 3)  # IWAE takes one forward and two backward
@@ -89,8 +88,7 @@ def members(row: dict[str, Any], folder: Path | None, program: str, replicas: in
         config: Any
         task: Any
         if row["objective"] == "density":
-            own_options = {key: row[key] for key in ("anneal", "encoder", "model") if key in row}
-            config = DensityConfig(seed=seed, **own_options, **common, **changes)
+            config = DensityConfig(seed=seed, anneal=row.get("anneal", 0), encoder=row.get("encoder"), **common, **changes)
             task = made[0].task if made else OnData(images())
             torch.manual_seed(seed)
             model, own = config.build_model(task.data), config.objective()
@@ -238,7 +236,7 @@ def goals(measured: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             if row["cost"] == 5:
                 found[f"seconds of an epoch: {name}"] = {"most": 0.15, "found": row["epoch_seconds"]}
         for other in rows:
-            if row.get("equal", 0) == other["cost"] and other.get("encoder") == "dreg":
+            if row.get("equal") == other["cost"] and other.get("encoder") == "dreg":
                 key = f"{row['cost']} chains of {row['anneal']} / IWAE-{other['cost']}"
                 found[key] = {"most": 1.3, "found": row["microseconds"] / other["microseconds"]}
             same = all(row[key] == other[key] for key in ("objective", "estimator", "cost"))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.func import functional_call
-from torch.nn.functional import pad
 
 from dohyo.models.latent import LatentVariableModel
 from dohyo.models.likelihoods import observed
@@ -116,9 +115,7 @@ class _Chain(Distribution):
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         a = self.first.rsample(torch.Size(sample_shape))
         b = self.second(a).rsample()
-        first, last = (b, a) if self.reverse else (a, b)
-        # Not torch.cat, which the compiler, mapped over replicas, allows only one number of rows.
-        return pad(first, (0, last.shape[-1])) + pad(last, (first.shape[-1], 0))
+        return torch.cat([b, a] if self.reverse else [a, b], -1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         a, b = value.split(self.sizes, -1)
