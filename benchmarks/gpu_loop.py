@@ -47,7 +47,7 @@ from dohyo.models import GaussianLVM
 
 from benchmarks.weights import environment, save
 
-VARIABLES, PLAIN_STEPS, READY = 500, 100, 150
+VARIABLES, PLAIN_STEPS, READY = 500, 100, 120
 FASTER = 10  # captured against plain
 
 
@@ -144,7 +144,7 @@ def measure(row: dict[str, Any], epochs: int, all_ready: Any, turn: Any, found: 
                 work = train_together(team, objective)
                 for _ in range(2 * row["replicas"]):
                     next(work)
-            if row["objective"] != "density" and row["program"] == "captured":
+            if row["objective"] != "density" and row["program"] == "captured" and row["replicas"] == 1:
                 row["difference"] = difference(row)
             torch.cuda.synchronize()
         except Exception as error:
@@ -255,6 +255,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("gpu_loop: torch sees no CUDA GPU")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are many processes already
+    options.out.mkdir(parents=True, exist_ok=True)
     rows, begun = [row for row in kinds() if row["objective"] in options.only], time.monotonic()
     config = environment() | {"gpu": torch.cuda.get_device_name(), "epochs": options.epochs, "variables": VARIABLES}
     spawn = torch.multiprocessing.get_context("spawn")
