@@ -6,8 +6,10 @@ IWAE (DReG) with as many passes through the decoder; goal: at most 1.3 times its
 variables, with the defaults of their commands and entropy: microseconds of a step, plain and captured; goal: ten times the plain
 loop's steps in the same time. For these the largest difference of a parameter between the programs after 40 steps is given too.
 
-Each kind has a process of its own: they get ready at the same time, and are then timed one after the other, alone on the card;
-the median of `--epochs` is given. The images are random: nothing here depends on what they show.
+Each kind has a process of its own: all get ready at the same time, and each is timed as soon as it is ready, one after the other,
+while others may still be compiling on other cores. The median of `--epochs` is given. A row is printed and saved once it is
+measured, so that a run that is cut short leaves what it has; what is still awaited is said on stderr. The images are random:
+nothing here depends on what they show.
 """
 
 import argparse
@@ -16,8 +18,8 @@ import dataclasses
 import os
 import queue
 import statistics
+import sys
 import tempfile
-import threading
 import time
 import traceback
 import unittest.mock
@@ -47,7 +49,7 @@ from dohyo.models import GaussianLVM
 
 from benchmarks.weights import environment, save
 
-VARIABLES, PLAIN_STEPS, READY = 500, 100, 120
+VARIABLES, PLAIN_STEPS = 500, 100
 FASTER = 10  # captured against plain
 
 
@@ -130,14 +132,14 @@ def prepared(row: dict[str, Any]) -> tuple[Any, int]:
     return partial(train_epoch, program, runs), steps
 
 
-def measure(row: dict[str, Any], epochs: int, all_ready: Any, turn: Any, found: Any) -> None:
-    """Adds the times to a row and hands it on; in a process of its own, which waits for the others and is then alone."""
+def measure(row: dict[str, Any], epochs: int, turn: Any, found: Any) -> None:
+    """Adds the times to a row and hands it on; in a process of its own, which waits until no other is being timed."""
     begun = time.monotonic()
     work: Any = None
     with tempfile.TemporaryDirectory() as folder:
         try:
             epoch, steps = prepared(row)
-            for _ in range(1 if row["program"] == "plain" else 4):
+            for _ in range(1 if row["program"] == "plain" else 3):
                 epoch()
             if row.get("whole"):
                 team, objective = members(row, Path(folder), "captured", row["replicas"], epochs=epochs + 3)
@@ -152,8 +154,6 @@ def measure(row: dict[str, Any], epochs: int, all_ready: Any, turn: Any, found: 
             traceback.print_exc()
         finally:
             row["ready_seconds"] = time.monotonic() - begun
-            with contextlib.suppress(threading.BrokenBarrierError):  # one took too long: the others are timed beside it
-                all_ready.wait()
         with turn:
             if "error" not in row:
                 row |= timed(epoch, steps, epochs, work, row["replicas"])
@@ -226,15 +226,23 @@ def difference(row: dict[str, Any]) -> float:
     return float((ends[0] - ends[1]).abs().max())
 
 
+def name(row: dict[str, Any]) -> str:
+    """A row in words."""
+    chains = f", {row['anneal']} leapfrogs" if "anneal" in row else ""
+    encoder = f", {row['encoder']}" if "encoder" in row else ""
+    return (
+        f"{row['objective']} {row['estimator']} at {row['cost']}{chains}{encoder}, {row['replicas']} replica(s), {row['program']}"
+    )
+
+
 def goals(measured: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     rows = [row for row in measured if "error" not in row]
     for row in rows:
-        name = f"{row['objective']} {row['estimator']} at {row['cost']}, {row['replicas']} replica(s)"
         if "epoch_seconds" in row:
-            found[f"epoch / steps: {name}"] = {"most": 1.15, "found": row["epoch_seconds"] / row["steps_seconds"]}
+            found[f"epoch / steps: {name(row)}"] = {"most": 1.15, "found": row["epoch_seconds"] / row["steps_seconds"]}
             if row["cost"] == 5:
-                found[f"seconds of an epoch: {name}"] = {"most": 0.15, "found": row["epoch_seconds"]}
+                found[f"seconds of an epoch: {name(row)}"] = {"most": 0.15, "found": row["epoch_seconds"]}
         for other in rows:
             if row.get("equal") == other["cost"] and other.get("encoder") == "dreg":
                 key = f"{row['cost']} chains of {row['anneal']} / IWAE-{other['cost']}"
@@ -242,7 +250,7 @@ def goals(measured: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             same = all(row[key] == other[key] for key in ("objective", "estimator", "cost"))
             if same and row["program"] == "captured" and other["program"] == "plain":
                 faster = row["replicas"] * other["microseconds"] / row["microseconds"]
-                found[f"steps in the time of a plain one: {name}"] = {"least": FASTER, "found": faster}
+                found[f"steps in the time of a plain one: {name(row)}"] = {"least": FASTER, "found": faster}
     return found
 
 
@@ -259,19 +267,23 @@ def main() -> None:
     rows, begun = [row for row in kinds() if row["objective"] in options.only], time.monotonic()
     config = environment() | {"gpu": torch.cuda.get_device_name(), "epochs": options.epochs, "variables": VARIABLES}
     spawn = torch.multiprocessing.get_context("spawn")
-    shared = spawn.Barrier(len(rows), timeout=READY), spawn.Lock(), spawn.Queue()
-    processes = [spawn.Process(target=measure, args=(row, options.epochs, *shared)) for row in rows]
+    turn, found = spawn.Lock(), spawn.Queue()
+    processes = [spawn.Process(target=measure, args=(row, options.epochs, turn, found)) for row in rows]
     for process in processes:
         process.start()
     measured: list[dict[str, Any]] = []
-    while len(measured) < len(rows) and (any(process.is_alive() for process in processes) or not shared[2].empty()):
-        with contextlib.suppress(queue.Empty):
-            row = shared[2].get(timeout=1)
-            measured.append(row)
-            print({key: round(value, 6) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
-            measured.sort(key=lambda row: (row["objective"], row["estimator"], row["cost"], row["replicas"], row["program"]))
-            whole = {"config": config, "goals": goals(measured), "rows": measured, "seconds": time.monotonic() - begun}
-            save(options.out / "gpu_loop.json", whole)
+    while len(measured) < len(rows) and (any(process.is_alive() for process in processes) or not found.empty()):
+        try:
+            row = found.get(timeout=15)
+        except queue.Empty:
+            waiting = [name(row) for row in rows if name(row) not in map(name, measured)]
+            print(f"{time.monotonic() - begun:.0f} s: waiting for {'; '.join(waiting)}", file=sys.stderr, flush=True)
+            continue
+        measured.append(row)
+        print({key: round(value, 6) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+        measured.sort(key=name)
+        whole = {"config": config, "goals": goals(measured), "rows": measured, "seconds": time.monotonic() - begun}
+        save(options.out / "gpu_loop.json", whole)
     print(*(f"{key}: {value}" for key, value in goals(measured).items()), sep="\n")
     failed = len(rows) - len([row for row in measured if "error" not in row])
     if failed:

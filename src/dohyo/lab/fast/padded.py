@@ -13,6 +13,7 @@ from torch import Tensor
 from dohyo.lab.fast.captured import WIDEST, bucket_of, compiled
 
 LINE = 128  # rows come in tables of so many lines, whose length varies
+_NARROWEST = 64  # columns of a table whose width varies: each width is compiled
 
 
 class Shape(NamedTuple):
@@ -26,7 +27,7 @@ class Shape(NamedTuple):
     def of(cls, data: int, total: int, most: int, varying: bool) -> "Shape":
         """A shape with room for `total` log-weights, at most `most` for one estimate."""
         coarse = max(LINE, bucket_of(total + 1) // 8) if varying else LINE  # a quarter of the power of two below
-        return cls(data, -(-total // coarse) * coarse, bucket_of(most) if varying else most)
+        return cls(data, -(-total // coarse) * coarse, max(_NARROWEST, bucket_of(most)) if varying else most)
 
     @property
     def numbers(self) -> int:

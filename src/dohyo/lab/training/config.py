@@ -212,7 +212,12 @@ class DrawsConfig(StepConfig):
     steps: int = option(10_000, "The number of steps.", resume=True)
     check_every: int = option(500, "Steps from one check, record and possible checkpoint to the next.")
     decay: Decay = option("linear", "Whether the learning rate falls; it is lowered after each check.")
-    program: ProgramName = option("plain", resume=True)
+    program: ProgramName = option(
+        "plain",
+        "How the step is run; the numbers are the same up to rounding. Auto is plain here: captured is tested on a CPU, but not "
+        "yet measured on a GPU.",
+        resume=True,
+    )
     tf32: bool = option(
         False,
         "Let a CUDA GPU round the factors of matrix products to 11 bits in training; nobody has measured what it does here.",
@@ -228,6 +233,9 @@ class DrawsConfig(StepConfig):
 
     def over(self, progress: Progress) -> bool:
         return super().over(progress) or progress.step >= self.steps
+
+    def captured_on(self, device: torch.device) -> bool:
+        return self.program == "captured"
 
     def rate(self, progress: Progress) -> float:
         return self.learning_rate * (1 - progress.step / self.steps if self.decay == "linear" else 1.0)
