@@ -269,7 +269,7 @@ INPUTS = [
     Input("a picture from a pipe", "report {run}", "no regular file", {"run/samples.png": replaced(fifo)}),
     Input("a study without end", "reproduce convergence --scale smoke --out s", "is the most", {"s/study.json": sparse(b"{")}),
     Input("a reward without end", "qpbo --instance r.txt --out a", "is the most", {"r.txt": sparse(b"1\n")}),
-    Input("values from a pipe", "compare a.npz a.npz", "no regular file", {"a.npz": fifo}),
+    Input("values from a pipe", "compare a.npz a.npz", "no saved evaluation", {"a.npz": fifo}),
     Input("values without end", "compare a.npz a.npz", "a.npz", {"a.npz": npz({"log_px": claims("(9200000000000,)")})}),
     # ---- data and log-weights --------------------------------------------------------------------------------------------------
     Input("no such file", f"{TRAIN} --data x.npy --out a", "there is no such file"),
