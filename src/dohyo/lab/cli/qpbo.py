@@ -9,9 +9,9 @@ from dohyo.lab.experiments.qpbo import QPBORun
 from dohyo.lab.parsing import Parser
 
 _EXAMPLES = """examples:
+  dohyo qpbo --instance bqp100.txt --index 1 --out runs/p
   dohyo qpbo --variables 100 --policy latent --estimator sumo --cost 15 --entropy 0.1 --steps 5000 --seed 0 --out runs/q
-  dohyo qpbo --instance bqp100.txt --index 1 --policy latent --estimator sumo --cost 15 --steps 5000 --out runs/r
-  dohyo qpbo --reward package.module:function --variables 60 --policy latent --out runs/s
+  dohyo qpbo --reward package.module:function --variables 60 --out runs/s
   dohyo qpbo --instance G1.txt --policy nade --entropy 0.1 --entropy-decay linear --out runs/t
   dohyo qpbo --resume runs/q --steps 10000
 """
@@ -33,5 +33,6 @@ def _summary(result: dict[str, Any]) -> list[str]:
     known = result["best_known"]
     beside = "" if known is None else f" (best known {known:.10g}, gap {result['gap']:.2%})"
     how = f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}, " if "estimator" in result else ""
-    return [f"best reward {result['best_reward']:.10g}{beside}, mean {result['mean_reward']:.6g}, {how}{result['steps']} steps, "
+    return [f"best reward {result['best_reward']:.10g}{beside}, mean {result['mean_reward']:.6g}, {result['policy']} policy, "
+            f"{how}{result['steps']} steps, "
             f"{1000 * result['seconds_per_step']:.1f} ms a step, best after {result['seconds_to_best']:.0f} s"]  # fmt: skip
