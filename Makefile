@@ -21,11 +21,11 @@ test: lint types
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow
 
-# By hand: scvi-tools and JAX are heavy (2.5 GB, ten minutes), so that they have a room of their own.
+# By hand: scvi-tools, JAX and pyarrow are heavy (2.7 GB, ten minutes), so that they have a room of their own.
 test-integrations:
 	test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
-	$(VENV)-integrations/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,scvi,jax]" numpyro blackjax pythae
-	DOHYO_INTEGRATIONS=all OMP_NUM_THREADS=1 $(VENV)-integrations/bin/python -m pytest -q tests/integrations
+	$(VENV)-integrations/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,scvi,jax]" numpyro flax blackjax pythae pyarrow
+	DOHYO_INTEGRATIONS=all OMP_NUM_THREADS=1 $(VENV)-integrations/bin/python -m pytest -q tests/integrations tests/test_files.py::test_parquet
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -67,7 +67,7 @@ def mnist_cost_5(content: dict[str, Any]) -> Grid:
         shown = _options({key: config[key] for key in ("estimator", "encoder")})
         epochs = f"{found['epochs']:,}" + ("" if found["epochs"] == config["epochs"] else ", stopped")
         each = ", ".join(f"{one['test_nll']:.2f}" for one in found["replicas"])
-        annealed = content["annealed"]["16_steps"]["test_nll"][name.replace("_", "-")]
+        annealed = content["annealed"]["48_steps"]["test_nll"][name.replace("_", "-")]
         rows.append([shown, epochs, f"{found['test_nll']:.2f}", each, f"{annealed:.2f}"])
     return grid("", ["options", "epochs", "test NLL by IWAE-5000", "of each replica", "by annealed weights"], rows)
 

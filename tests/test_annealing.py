@@ -498,7 +498,7 @@ def test_the_pilot_chooses_how_many_steps(aside: float, annealing: bool) -> None
     torch.manual_seed(0)
     model = Aside(aside)
     annealed = Annealed(model)
-    tuned = annealed.tune(model.sample(50), iterations=20)
+    tuned = annealed.tune(model.sample(50), iterations=10)
     assert [candidate.steps for candidate in tuned.candidates] == [0, 4, 8, 16, 32]
     assert [candidate.evaluations for candidate in tuned.candidates] == [1, 13, 25, 49, 97]
     assert (tuned.steps > 0) == annealing

@@ -85,7 +85,7 @@ def test_json_is_one_object_and_nothing_else(folder: Path) -> None:
         (["pickled.npy"], "cannot be read"),
         (["text.csv"], "line 2, column 2: 'five' is not a number; leave headers and names out"),
         (["ragged.csv"], "line 2 has 2 numbers"),
-        (["binary.csv"], "not a text file"),
+        (["binary.csv"], "is not text in UTF-8"),
         (["nan.npy"], "row 3, column 6"),
         (["cube.npy"], "(2, 3, 4)"),
         (["empty.npy"], "not empty"),

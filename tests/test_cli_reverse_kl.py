@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,9 +127,22 @@ def test_an_unknown_log_z_is_estimated_and_heavy_weights_are_said_everywhere(
     assert main(["report", "r", "--out", "page.html"]) == 0
     page = (here / "page.html").read_text(encoding="utf-8")
     assert warning in page
+    assert "<strong>Warning</strong> do not trust" in page
     assert f"{result['khat']:.2g}: do not trust" in page
     assert "Effective samples" in page
     assert "97.5%" in page
+
+
+def test_progress_moves_between_checks(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A slow target and a single check, at the end: what a terminal shows counts the steps all the same."""
+    (here / "slow_target.py").write_text(
+        "import time\n\ndef f(x):\n    time.sleep(0.02)\n    return -x.square().sum(-1)\n\n\nf.dimension = 2\n"
+    )
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes it for a terminal
+    arguments = ["--target", "slow_target:f", "--estimator", "iwae", "--cost", "2", "--steps", "40", *FAST, "--check-every", "40"]
+    assert main(["reverse-kl", *arguments, "--out", "r"]) == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
+    assert len({step for step in map(int, re.findall(r"(\d+)/40 ", plain)) if 0 < step < 40}) >= 3
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dohyo import DohyoError
-from dohyo.lab.plots.clipping import plot_clipping
+from dohyo.lab.plots.nll import plot_clipping
+from dohyo.lab.plots.picture import plain_numbers
 from dohyo.lab.studies.clipping import NONE, Clipping
 from dohyo.lab.training.loop import Diverged
 from real import command, finished, picture
@@ -61,7 +62,7 @@ def test_the_picture() -> None:
     left, right = figure.axes
     assert [label.get_text() for label in left.get_xticklabels()] == ["1", "20", "none"]
     assert list(right.get_lines()[1].get_xdata()) == [100.0, 40.0, 0.0]
-    assert numbers["norm"] == [1, 20, None]
+    assert plain_numbers(numbers["norm"]) == [1, 20, None]
     assert numbers["iwae"] == {"mean": 90.1, "sd": 0.05}
 
 

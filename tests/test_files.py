@@ -125,7 +125,7 @@ def test_bytes_that_are_no_table(tmp_path: Path) -> None:
             assert "\n" not in str(error)  # noqa: PT017
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -135,7 +135,9 @@ def test_parquet(tmp_path: Path) -> None:
 
     data = load(saved(a=TABLE[:, 0], b=np.arange(40)))
     assert (data.kind, data.shape, data.columns) == ("real", (2,), ("a", "b"))
+    monkeypatch.setattr("dohyo.lab.claims._memory", lambda: 32 * 80.0)
     for columns, message in (
+        ({"a": [0] * 50, "b": [0] * 50}, "100 numbers take up to"),
         ({"a": TABLE[:, 0], "b": ["x"] * 40}, "b holds string"),
         ({"a": [1.0, None] * 20}, "20 of 40 numbers in the table, first in datum 2, a, are NaN"),
         ({"a": [[1.0]] * 20}, "a holds list"),

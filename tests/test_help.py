@@ -10,7 +10,7 @@ from dohyo.lab.choices import CHOICES
 from dohyo.lab.cli import _COMMANDS, _module, main
 from dohyo.lab.data.loading import NAMES
 from dohyo.lab.studies import STUDIES
-from dohyo.lab.targets.registry import TARGETS
+from dohyo.lab.targets import TARGETS
 
 
 def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

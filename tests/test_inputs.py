@@ -88,7 +88,7 @@ BAD: dict[str, Any] = {
     "labels": ((X, torch.arange(50)), r"\(1, 3, 4\) in train and \(\) in valid"),
     "no validation": ((X, X[:0]), "which has 0"),
     "no batches": (([], X), "both must have data"),
-    "words": ((["abc"], X), "a batch is a str; it must be a tensor"),
+    "words": ((["abc"], X), "a batch is of type str; it must be a tensor"),
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from dohyo.kl import Draws, draw
 from dohyo.lab.plots.densities import plot_density_comparison, plot_density_run, plot_marginals
 from dohyo.lab.plots.divergence import Curve, plot_divergence_curves, plot_reverse_kl_curves
-from dohyo.lab.targets import Autoregressive, Custom, EightSchools, Funnel, Ring, Target
+from dohyo.lab.targets import Autoregressive, Custom, Funnel, Ring, Target
 from dohyo.models import GaussianLVM
 from real import picture
 
@@ -135,8 +135,6 @@ def test_several_runs(tmp_path: Path) -> None:
     assert numbers[0]["diverged"].index(True) == 4
     assert numbers[1]["truth"] == pytest.approx([record["reverse_kl"] for record in records(10)], rel=1e-5)
     plot_reverse_kl_curves([Curve("one", 15, records(3, None))], tmp_path / "curves.png")
-    with pytest.raises(ValueError, match="no curves"):
-        plot_reverse_kl_curves([], tmp_path / "none.png")
 
 
 # --- densities
@@ -183,16 +181,6 @@ def test_a_target_without_window_normaliser_or_draws(tmp_path: Path) -> None:
     assert target[50][0] is None
     assert target[0][50] is None
     assert -5 < target[50][50] < 0
-
-
-def test_targets_and_models_that_will_not_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="10 dimensions"):
-        plot_density_comparison(EightSchools(), {"model": model(10)}, tmp_path / "density.png")
-    with pytest.raises(ValueError, match="0 models"):
-        plot_density_comparison(Funnel(), {}, tmp_path / "density.png")
-    with pytest.raises(ValueError, match="choose another title"):
-        plot_density_comparison(Funnel(), {"target": model()}, tmp_path / "density.png")
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_global_noise_is_left_alone(tmp_path: Path) -> None:

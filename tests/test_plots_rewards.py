@@ -85,7 +85,6 @@ def test_what_is_far_away_or_missing(tmp_path: Path) -> None:
 
 def test_runs_that_will_not_do(tmp_path: Path) -> None:
     for runs, message in (
-        ({}, "no runs"),
         ({"latent": []}, "latent has no records"),
         ({"latent": [records(3), []]}, "latent has no records"),
         ({"gru": [{"step": 1, "reward": 2.0}]}, "gru lacks best_reward, entropy, seconds; each needs step"),

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -165,6 +166,54 @@ def test_a_killed_rank_ends_the_job_with_a_usable_checkpoint(tmp_path: Path) -> 
     assert epoch >= 1
     done = run("-m", "dohyo", "train", "--resume", "run", "--epochs", str(epoch + 1), folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+APART = """
+import os
+from pathlib import Path
+from dohyo.lab.training import processes
+from dohyo.lab.training.locks import only_writer
+
+fabric = processes.launch("cpu")
+processes._LATEST = 0.5
+os.chdir(f"node{fabric.global_rank}")
+with only_writer(Path("run"), fabric=fabric):
+    processes.check_common(fabric, Path("run/.dohyo.lock"))
+"""
+
+
+def test_machines_without_a_common_folder_are_told_so(tmp_path: Path) -> None:
+    (tmp_path / "apart.py").write_text(APART)
+    for rank in (0, 1):
+        (tmp_path / f"node{rank}").mkdir()
+    done = run("apart.py", folder=tmp_path)
+    assert done.returncode != 0
+    assert "run is not the same folder for all processes; give one that all machines share" in done.stderr
+
+
+@pytest.mark.slow
+def test_two_nodes(tmp_path: Path) -> None:
+    """Two torchruns that meet on the loopback, with one process each, and again to go on: one log, one checkpoint of both."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}"]
+    node = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting]
+    options = [*SMALL, "--estimator", "sumo", "--cost", "15", "--epochs", "2", "--out", "run"]
+    for line in (["train", *options], ["train", "--resume", "run", "--epochs", "3"]):
+        nodes = [
+            subprocess.Popen(
+                [*node, "-m", "dohyo", *line],
+                cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+            )
+            for _ in range(2)
+        ]  # fmt: skip
+        answers = [each.communicate(timeout=300) for each in nodes]
+        assert [each.returncode for each in nodes] == [0, 0], answers
+        assert sum("test NLL" in out for out, _ in answers) == 1
+    assert [record["epoch"] for record in read_records(tmp_path / "run")] == [1, 2, 3]
+    noises = [noise["cpu"] for noise in load_checkpoint(tmp_path / "run")["noise"]]
+    assert len(noises) == 2
+    assert not torch.equal(*noises)
 
 
 @pytest.mark.parametrize("options", [[*SMALL, "--estimator", "iwae", "--cost", "2"], None])

@@ -411,6 +411,9 @@ def test_what_a_result_says_of_itself(runs: Path, tmp_path: Path) -> None:
     assert old.headline[0][1] == nll
     unknown = read(changed(runs / "funnel", tmp_path / "unknown", reverse_kl=None, objective=1.5, reverse_kl_stderr=0.25))
     assert unknown.outcome == "reverse KL 1.50 ± 0.25 + log Z"
+    numbers = {"log_normaliser": None, "log_z": 52.0, "training_estimate": -51.5, "training_estimate_stderr": 0.25}
+    estimated = read(changed(runs / "funnel", tmp_path / "estimated", **numbers))
+    assert ("The training's own estimate", "0.50 ± 0.25") in estimated.headline  # with log Z, as the KL beside it
     known = read(changed(runs / "bits", tmp_path / "known", best_known=8, gap=0.125))
     assert [*known.headline[1:3]] == [("Best known", "8"), ("Gap", "12.50%")]
 

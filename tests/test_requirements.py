@@ -47,7 +47,7 @@ def test_the_library_needs_three_packages() -> None:
 
 def test_the_laboratory_needs_what_its_extra_brings_and_no_less() -> None:
     assert len(LAB_FILES) > 60
-    assert imported(LAB_FILES) <= LIBRARY | CLI | {"pyarrow"}  # for Parquet, where it is installed
+    assert imported(LAB_FILES) <= LIBRARY | CLI | {"pyarrow", "distributed"}  # for Parquet and for --scheduler
     assert imported(LAB_FILES) >= CLI
 
 

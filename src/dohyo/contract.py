@@ -61,6 +61,11 @@ def require(model: object, what: str, *methods: str, instead: str = "") -> None:
     """Raise a DohyoError that names the first method that `what` needs and the model lacks, and what else can be done."""
     for method in methods:
         if not offers(model, method):
+            if isinstance(model, nn.parallel.DistributedDataParallel):
+                raise DohyoError(
+                    f"DistributedDataParallel has no {_SIGNATURES[method]}, and shares only what its forward computes: "
+                    f"wrap a module whose forward returns the loss, as {LOOP_GUIDE} shows, and evaluate the model inside"
+                )
             raise DohyoError(
                 f"{type(model).__name__} has no {_SIGNATURES[method]}, which {what} needs; add it as {GUIDE} shows, or derive "
                 f"the model from dohyo.models.LatentVariableModel{instead}"

@@ -339,7 +339,10 @@ def tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
     for batch in batches:
         x = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(x, Tensor):
-            raise DohyoError(f"a batch is a {type(x).__name__}; it must be a tensor, or a tuple that begins with one")
+            raise DohyoError(
+                f"a batch is of type {type(x).__name__}; it must be a tensor, or a tuple that begins with one: "
+                "torch.as_tensor makes a tensor of an array"
+            )
         yield x
 
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from dohyo.errors import DohyoError
 
+_LARGEST = 2**26  # bytes of a file that is read as a whole
 _TEMPORARY = re.compile(r"\.dohyo-[0-9a-f]{16}-(.+)", re.DOTALL)  # nobody else's file has such a name
 
 
@@ -41,6 +42,21 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_whole(path: Path, largest: int = _LARGEST) -> bytes:
+    """What a file holds; a DohyoError if it is a device or a pipe, or too large."""
+    size = regular(path).stat().st_size
+    if size > largest:
+        raise DohyoError(f"{path}: has {size} bytes, and {largest} is the most; is it the right file?")
+    return path.read_bytes()
+
+
+def regular(path: Path) -> Path:
+    """The same path; a DohyoError if a device or a pipe is there, which may never end, or never begin."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise DohyoError(f"{path}: is no regular file; put a file there, or remove it")
+    return path
 
 
 def output_file(path: Path) -> Path:

@@ -67,7 +67,8 @@ def users_object(name: str, what: str) -> Any:
         raise DohyoError(f"{name!r} is not a {what}; write package.module:{placeholder}, with dots and without .py")
     module = _imported(module_name, name)
     if not hasattr(module, attribute):
-        others = [key for key, value in vars(module).items() if isinstance(value, type) == (what == "class") and callable(value)]
+        own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name}
+        others = [key for key, value in own.items() if callable(value) and (what == "class" or not isinstance(value, type))]
         raise DohyoError(f"{name}: {module.__file__} has no {attribute}: {nearest(attribute, others)}")
     return getattr(module, attribute)
 

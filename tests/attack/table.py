@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from attack.arena import Input
 
@@ -23,6 +24,9 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{new}: &{new} [{','.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
 DEEP_JSON, DEEP_YAML = '{"a":' * 100_000, "a: " + "[" * 10_000
+LAUGHS = f"<!DOCTYPE svg [<!ENTITY a0 '{'x' * 99}'>" + "".join(
+    f"<!ENTITY a{i + 1} '{f'&a{i};' * 10}'>" for i in range(9)
+) + "]><svg viewBox='0 0 1 1'>&a9;</svg>"  # fmt: skip
 WEIGHTS = "0.5,1.5,-0.5,0.1\n"
 
 
@@ -56,12 +60,40 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
 
 
+def sparse(content: bytes) -> Callable[[Path], None]:
+    """A file of a terabyte that begins like this, and takes no room."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(content)
+        os.truncate(path, 10**12)
+
+    return write
+
+
+def images(path: Path) -> None:
+    """A folder of many images that are one."""
+    path.mkdir()
+    Image.new("L", (5000, 5000)).save(path / "0.png")
+    for i in range(1, 4000):
+        os.link(path / "0.png", path / f"{i}.png")
+
+
 def link(target: str) -> Callable[[Path], None]:
     return lambda path: path.symlink_to(target)
 
 
 def fifo(path: Path) -> None:
     os.mkfifo(path)
+
+
+def replaced(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    """In place of a file that is there."""
+
+    def write(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return write
 
 
 def checkpoint(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -73,6 +105,15 @@ def checkpoint(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], N
         torch.save(found, path)
 
     return write
+
+
+def repacked(path: Path) -> None:
+    """The run's own checkpoint, compressed."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
 
 
 def study(**changes: Any) -> str:
@@ -100,6 +141,9 @@ INPUTS = [
     Input("a cost of 10^12 in training", f"{TRAIN} --out a --estimator iwae --cost 1e12", "not enough memory"),
     Input("a cost of 10^30", f"{TRAIN} --out a --estimator iwae --cost 1e30", "cost is 1e+30"),
     Input("a batch of 10^12", f"{TRAIN} --out a --batch-size 1000000000000", "batch_size is 1000000000000"),
+    Input("10^12 terms of a test", f"{TRAIN} --out a --test-terms 1000000000000", "test_terms is"),
+    Input("10^12 terms of a validation", f"{TRAIN} --out a --valid-terms 1000000000000", "valid_terms is"),
+    Input("10^12 draws", "reverse-kl --target funnel --test-draws 1000000000000 --out a", "test_draws is"),
     Input("ten thousand replicas", f"{TRAIN} --out a --replicas 10000", "at most 1000"),
     Input("checkpoints before they are due", f"{TRAIN} --out a --checkpoint-seconds -1", "checkpoint_seconds is -1"),
     Input("no rows in training", f"{TRAIN} --out a --max-rows 0", "max_rows is 0"),
@@ -174,7 +218,20 @@ INPUTS = [
           {"s/study.json": study(cells={"toy_01": CELL})}),
     Input("a picture of somebody else", "report {run}", "leads out of the folder",
           {"private.png": b"\x89PNG", "run/x.png": link("../private.png")}),
+    Input("a picture of 10^10 pixels", "report {run}", "samples.png", {"run/samples.png": png(100_000, 100_000)}),
+    Input("a picture of 10^8 pixels", "report {run}", "samples.png", {"run/samples.png": png(10_000, 10_000)}),
+    Input("a picture that laughs", "report {run}", "samples.svg", {"run/samples.svg": LAUGHS}),
     Input("an infinite picture", "report {run}", "view box", {"run/samples.svg": '<svg viewBox="0 0 1e999 inf"/>'}),
+    Input("values of somebody else", "evaluate {run} --anneal 0", "leads out of the folder",
+          {"private": b"mine", "run/evaluation.npz": link("../private")}),
+    Input("a lock of somebody else", f"{TRAIN} --out a", "leads out of the folder",
+          {"private": b"mine", "a/.dohyo.lock": link("../private")}),
+    Input("records of somebody else", "train --resume run --epochs 3", "leads out of the folder",
+          {"private": b"", "run/metrics.jsonl": replaced(link("../private"))}),
+    Input("a cell of somebody else", "reproduce convergence --scale smoke --out s", "leads out of the folder",
+          {"s/cells/toy_01.json": link("../../private")}),
+    Input("a study of somebody else", "reproduce convergence --scale smoke --out s", "leads out of the folder",
+          {"s/cells": link("..")}),
     # ---- checkpoints ----------------------------------------------------------------------------------------------------------
     Input("a checkpoint of bytes", "evaluate {run}", "checkpoint.pt", {"run/checkpoint.pt": b"PK\x03\x04junk"}),
     Input("parameters of other shapes", "evaluate {run}", "does not fit",
@@ -184,10 +241,36 @@ INPUTS = [
     Input("no parameters", "evaluate {run}", "does not fit", {"run/checkpoint.pt": checkpoint(lambda c: c["best"].clear())}),
     Input("numbers of another type", "train --resume run --epochs 3", "epoch is",
           {"run/checkpoint.pt": checkpoint(lambda c: c["numbers"].update(epoch="x"))}),
+    Input("numbers beyond all", "train --resume run --epochs 3", "epoch is",
+          {"run/checkpoint.pt": checkpoint(lambda c: c["numbers"].update(epoch=10**30))}),
+    Input("moments of other shapes", "train --resume run --epochs 3", "of the optimiser is",
+          {"run/checkpoint.pt": checkpoint(lambda c: c["optimiser"]["state"][0].update(exp_avg=torch.zeros(7)))}),
     Input("noise of another length", "train --resume run --epochs 3", "checkpoint.pt: is damaged",
           {"run/checkpoint.pt": checkpoint(lambda c: c["noise"][0].update(depth=torch.zeros(3, dtype=torch.uint8)))}),
     Input("no order", "train --resume run --epochs 3", "checkpoint.pt: is damaged",
           {"run/checkpoint.pt": checkpoint(lambda c: c.pop("order"))}),
+    Input("a checkpoint that grows as it is read", "evaluate {run}", "compressed", {"run/checkpoint.pt": repacked}),
+    Input("a checkpoint that makes bytes", "evaluate {run}", "bytearray",
+          {"run/checkpoint.pt": checkpoint(lambda c: c.update(x=bytearray(9)))}),
+    Input("a checkpoint without end", "evaluate {run}", "checkpoint.pt", {"run/checkpoint.pt": sparse(b"PK\x03\x04")}),
+    # ---- files that never end, or never begin ---------------------------------------------------------------------------------
+    Input("a config without end", "evaluate {run}", "is the most", {"run/config.yaml": sparse(b"")}),
+    Input("an option's file without end", "train --config c.yaml --out a", "is the most", {"c.yaml": sparse(b"")}),
+    Input("a device as option's file", "train --config c.yaml --out a", "c.yaml", {"c.yaml": link("/dev/zero")}),
+    Input("an estimator without end", "evaluate {run} --estimator e.json", "is the most", {"e.json": sparse(b"{")}),
+    Input("an estimator from a pipe", "evaluate {run} --estimator e.json", "no regular file", {"e.json": fifo}),
+    Input("a result without end", "report {run}", "is the most", {"run/result.json": sparse(b"{")}),
+    Input("a result from a device", "report {run}", "no regular file", {"run/result.json": replaced(link("/dev/zero"))}),
+    Input("a result from a pipe", "train --resume run", "no regular file", {"run/result.json": replaced(fifo)}),
+    Input("records without end", "report {run}", "is the most", {"run/metrics.jsonl": sparse(b"{}"), "run/result.json": "{}"}),
+    Input("records from a device", "report {run}", "no regular file",
+          {"run/metrics.jsonl": replaced(link("/dev/zero")), "run/result.json": "{}"}),
+    Input("a picture without end", "report {run}", "is the most", {"run/samples.png": sparse(b"\x89PNG")}),
+    Input("a picture from a pipe", "report {run}", "no regular file", {"run/samples.png": replaced(fifo)}),
+    Input("a study without end", "reproduce convergence --scale smoke --out s", "is the most", {"s/study.json": sparse(b"{")}),
+    Input("a reward without end", "qpbo --instance r.txt --out a", "is the most", {"r.txt": sparse(b"1\n")}),
+    Input("values from a pipe", "compare a.npz a.npz", "no saved evaluation", {"a.npz": fifo}),
+    Input("values without end", "compare a.npz a.npz", "a.npz", {"a.npz": npz({"log_px": claims("(9200000000000,)")})}),
     # ---- data and log-weights --------------------------------------------------------------------------------------------------
     Input("no such file", f"{TRAIN} --data x.npy --out a", "there is no such file"),
     Input("a circle as data", f"{TRAIN} --data x.npy --out a", "leads to itself", {"x.npy": link("x.npy")}),
@@ -204,6 +287,16 @@ INPUTS = [
     Input("more replicates than weights", "estimate x.csv --replicates 1000000000000", "replicates is", {"x.csv": WEIGHTS}),
     Input("a negative seed of an estimate", "estimate x.csv --seed -3", "--seed is -3", {"x.csv": WEIGHTS}),
     Input("a table with a long field", f"{TRAIN} --data x.csv --out a", "x.csv", {"x.csv": "1," + "1" * 131_073}),
+    Input("an array of a terabyte", f"{TRAIN} --data x.npy --out a", "of memory", {"x.npy": sparse(claims("(120000000000,)"))}),
+    Input("log-weights of a terabyte", "estimate x.npy", "of memory", {"x.npy": sparse(claims("(120000000000,)"))}),
+    Input("a table of a terabyte", f"{TRAIN} --data x.csv --out a", "of memory", {"x.csv": sparse(b"0.25,0.5\n" * 10_000)}),
+    Input("a CSV file of a terabyte", "estimate x.csv", "of memory", {"x.csv": sparse(b"0.25,0.5\n" * 10_000)}),
+    Input("a row without end", f"{TRAIN} --data x.csv --out a", "a row of more than", {"x.csv": b"0.5," * 2**23}),
+    Input("a row of log-weights without end", "estimate x.csv", "a row of more than", {"x.csv": b"0.5," * 2**23}),
+    Input("a row of lines without end", f"{TRAIN} --data x.csv --out a", "a row of more than",
+          {"x.csv": (b'"' + b"x" * 1021 + b'\n",') * 2**15}),
+    Input("everything there is as images", f"{TRAIN} --data / --out a", "/: "),
+    Input("a terabyte of images", f"{TRAIN} --data d --out a", "4000 images", {"d": images}),
     Input("an image of 10^10 pixels", f"{TRAIN} --data d --out a", "d/", {"d/x.png": png(100_000, 100_000)}),
     Input("an image cut short", f"{TRAIN} --data d --out a", "d/", {"d/x.png": png(8, 8)}),
     Input("values that are damaged", "compare a.npz a.npz", "a.npz", {"a.npz": npz({"log_px": NOISE}, damage=len(NOISE) // 3)}),

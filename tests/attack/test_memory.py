@@ -1,18 +1,23 @@
-"""Log-weights that come in pieces: the numbers of all at once, and a memory that does not grow with their number."""
+"""Log-weights that come in pieces: the numbers of all at once, in memory that does not grow; data that are too large for it."""
 
 import math
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import dohyo
 import real
 from dohyo import marginal
+from dohyo.lab import claims
+from dohyo.lab.bank import load_log_weights
+from dohyo.lab.data import images, load
 
 FOLDS: list[dohyo.Estimator] = [
     dohyo.ELBO(700),
@@ -81,6 +86,45 @@ def test_a_bad_log_weight_is_found_in_a_stream(monkeypatch: pytest.MonkeyPatch) 
     bad = lambda rows: torch.full((len(rows),), math.nan)  # noqa: E731
     with torch.no_grad(), pytest.raises(dohyo.DohyoError, match="are NaN or"):
         dohyo.estimate(bad, 2, dohyo.IWAE(1000), max_rows=10)
+
+
+def test_tables_are_measured_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the beginning of a file promises fewer numbers than follow."""
+    monkeypatch.setattr(claims, "_memory", lambda: 32 * 5000.0)
+    (tmp_path / "x.csv").write_text(f"{'0' * 200}1.5,2\n" * 400 + "0,1\n" * 2000)
+    assert len(load_log_weights(tmp_path / "x.csv")) == 2400
+    assert len(load(str(tmp_path / "x.csv"), kind="real").train) == 1920
+    monkeypatch.setattr(claims, "_memory", lambda: 32 * 4000.0)
+    for read in (load_log_weights, lambda path: load(str(path), kind="real")):
+        with pytest.raises(dohyo.DohyoError, match=r"x\.csv: 4002 numbers take up to 0\.0 GB of memory"):
+            read(tmp_path / "x.csv")
+
+
+def test_images_are_counted_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(20):
+        (tmp_path / f"{i:02}").mkdir()
+        Image.new("RGB" if i == 11 else "L", (10, 10), (i, 3, 3) if i == 11 else i).save(tmp_path / f"{i:02}/x.png")
+    monkeypatch.setattr(claims, "_memory", lambda: 12 * 6000.0)
+    assert load(str(tmp_path)).shape == (3, 10, 10)
+    for memory, numbers in ((12 * 5999.0, 6000), (12 * 1999.0, 2000)):  # refused at the first in colour, and at the first of all
+        monkeypatch.setattr(claims, "_memory", lambda memory=memory: memory)
+        with pytest.raises(dohyo.DohyoError, match=f"{numbers} numbers take .* give fewer than these 20 images"):
+            load(str(tmp_path))
+    monkeypatch.setattr(images, "_MOST_FILES", 19)
+    with pytest.raises(dohyo.DohyoError, match="has more than 19 files below it"):
+        load(str(tmp_path))
+    monkeypatch.setattr(images, "_MOST_FOLDERS", 19)
+    with pytest.raises(dohyo.DohyoError, match="has more than 19 folders below it"):
+        load(str(tmp_path))
+
+
+def test_a_container_has_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "max").write_text("123000\n")
+    (tmp_path / "none").write_text("max\n")
+    monkeypatch.setattr(claims, "_LIMITS", [tmp_path / "none", tmp_path / "missing"])
+    assert claims._memory.__wrapped__() > 2**27
+    monkeypatch.setattr(claims, "_LIMITS", [tmp_path / "none", tmp_path / "max"])
+    assert claims._memory.__wrapped__() == 123000
 
 
 PEAK = """

@@ -45,6 +45,38 @@ def test_one_of_several_begins_a_run(count: int, alone: Path, tmp_path: Path) ->
     assert not list((tmp_path / "a").glob(".dohyo-*"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_several_are_killed_on_one_folder(count: int, tmp_path: Path) -> None:
+    """Runs of different seeds, three times so many, each killed at a random moment; what one ends in the end is one run alone."""
+    chance, errors = random.Random(count), [tmp_path / f"error{i}" for i in range(count)]
+    begun = time.monotonic()
+    assert real.finished(train(3, "--out", "warm"), tmp_path).returncode == 0
+    usual = time.monotonic() - begun
+
+    def line(seed: int) -> list[str]:
+        known = (tmp_path / "a/config.yaml").exists()
+        begin = train(3, "--seed", str(seed), "--out", "a", "--checkpoint-seconds", "0")
+        return real.command("train", "--resume", "a") if known else begin
+
+    for _ in range(3):
+        processes = [(real.started(line(seed), tmp_path, error=error), error) for seed, error in enumerate(errors)]
+        for process, _ in chance.sample(processes, count):
+            time.sleep(chance.uniform(0, 2 * usual / count))
+            process.kill()
+        for status, error in settled(processes):
+            assert status in (0, 2, -signal.SIGKILL), error
+            assert status != 2 or "is being written by process" in error or "already holds a run" in error, error
+        for error in errors:
+            error.unlink(missing_ok=True)
+    done = real.finished(line(0), tmp_path)
+    assert done.returncode == 0, done.stderr
+    seed = str(json.loads((tmp_path / "a/result.json").read_text())["seed"])
+    assert real.finished(train(3, "--seed", seed, "--out", "alone", "--checkpoint-seconds", "0"), tmp_path).returncode == 0
+    assert real.same_run(tmp_path / "a", tmp_path / "alone")
+    assert not list((tmp_path / "a").glob(".dohyo-*"))
+
+
 def test_the_second_is_told_who_is_first(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of the first's changes; readers are not held up; a kill frees the lock at once."""
     monkeypatch.chdir(tmp_path)
@@ -113,7 +145,7 @@ reproduce(Slow.at("small"), Path("s"))
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"), [(2, 0), (4, 2), pytest.param(8, 0, marks=pytest.mark.slow), pytest.param(8, 5, marks=pytest.mark.slow)]
+    ("count", "kills"), [(2, 0), (4, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(2, 1), (8, 0), (8, 5)])]
 )
 def test_processes_share_a_study(count: int, kills: int, tmp_path: Path) -> None:
     """Each cell is done once; those of a process that is killed are done by the others."""

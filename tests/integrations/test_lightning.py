@@ -247,7 +247,7 @@ def test_two_processes(tmp_path: Path) -> None:
     here = Path(__file__).parent
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(path=[str(here), str(here.parent)], out=str(tmp_path)), encoding="utf-8")
-    subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=200, cwd=tmp_path)
+    subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=600, cwd=tmp_path)
     first, second = (json.loads((tmp_path / rank).read_text()) for rank in "01")
     assert first == second
     logged, mean, noise, count, examined = first

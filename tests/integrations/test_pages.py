@@ -15,7 +15,7 @@ PACKAGES = {
     "pyro.md": ["pyro"],
     "lightning.md": ["lightning"],
     "scvi.md": ["scvi"],
-    "jax.md": ["jax", "numpyro", "blackjax"],
+    "jax.md": ["jax", "numpyro", "flax", "blackjax"],
     "arviz.md": ["arviz"],
     "zuko.md": ["zuko"],
     "torch.md": [],

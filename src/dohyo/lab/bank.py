@@ -1,7 +1,7 @@
 """Log-weights from another program: one row for each datum, i.i.d. along the row."""
 
-import csv
 import math
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, summarise
+from dohyo.lab.claims import check_memory
 from dohyo.lab.data.readers import read_numpy
+from dohyo.lab.data.tables import csv_rows, shown
 from dohyo.names import named
 from dohyo.packing import reduce_packed
 
@@ -107,23 +109,24 @@ def _read_numpy(path: Path, key: str | None) -> NDArray[Any]:
 
 
 def _read_csv(path: Path) -> NDArray[Any]:
-    rows: list[list[float]] = []
+    found, width = array("d"), 0
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for line, cells in enumerate(csv.reader(file), start=1):
-                if not cells:
-                    continue
-                rows.append([_number(cell, path, line, column) for column, cell in enumerate(cells, start=1)])
-                if len(rows[-1]) != len(rows[0]):
-                    raise DohyoError(f"{path}: line {line} has {len(rows[-1])} numbers, the lines before it {len(rows[0])}")
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DohyoError(f"{path}: is not a text file of numbers ({error})") from error
-    return np.array(rows)
+        for line, cells in csv_rows(path, ","):
+            if not cells:
+                continue
+            width = width or len(cells)
+            if len(cells) != width:
+                raise DohyoError(f"line {line} has {len(cells)} numbers, the lines before it {width}")
+            found.extend(_number(cell, line, column) for column, cell in enumerate(cells, start=1))
+            check_memory(len(found), found.itemsize)
+    except DohyoError as error:
+        raise DohyoError(f"{path}: {error}") from error
+    return np.frombuffer(found).reshape(-1, max(1, width))
 
 
-def _number(cell: str, path: Path, line: int, column: int) -> float:
+def _number(cell: str, line: int, column: int) -> float:
     try:
         return float(cell)
     except ValueError:
-        where = f"{path}: line {line}, column {column}"
-        raise DohyoError(f"{where}: {cell.strip()!r} is not a number; leave headers and names out") from None
+        where = f"line {line}, column {column}"
+        raise DohyoError(f"{where}: {shown(cell)!r} is not a number; leave headers and names out") from None

@@ -13,7 +13,8 @@ import torch
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator, from_dict, to_dict
 from dohyo.evaluation import Evaluation, summarise
-from dohyo.files import replacing
+from dohyo.files import regular, replacing
+from dohyo.lab.claims import check_claims
 from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, read_result, replica_folder
 
 
@@ -45,6 +46,7 @@ def save_evaluation(path: Path, found: Evaluation, estimator: Estimator, **about
 def load_evaluation(path: Path, name: str | None = None) -> Saved:
     """What `save_evaluation` wrote."""
     try:
+        check_claims(regular(path), lambda names: names)
         with np.load(path, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))
             log_px, khat = torch.from_numpy(arrays["log_px"]), torch.from_numpy(arrays["khat"])

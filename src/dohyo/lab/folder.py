@@ -14,7 +14,7 @@ from typing import Any, get_args
 import yaml
 
 from dohyo.errors import DohyoError
-from dohyo.files import plain, remove_leftovers, replacing
+from dohyo.files import plain, read_whole, remove_leftovers, replacing, resolved
 from dohyo.lab.texts import load_json, load_yaml
 
 SCHEMA_VERSION = 1
@@ -41,6 +41,8 @@ STUDY = "study.json"  # everything but the pictures
 CELLS, WORK = "cells", "work"
 
 Values = dict[str, Any]
+_WRITTEN = (".yaml", ".pt", ".jsonl", ".json", ".npz", ".png", ".svg", ".lock")
+_LONGEST = 2**28  # bytes of records, which is about a million of them
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot tell"}
 _WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
 
@@ -90,6 +92,15 @@ def replica_folder(folder: Path, number: int) -> Path:
     return folder / f"replica_{number}"
 
 
+def check_links(folder: Path) -> None:
+    """A DohyoError if something that dohyo writes here is a link to another place: a folder may come from a stranger."""
+    home = resolved(folder)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        ours = path.is_symlink() and (path.suffix in _WRITTEN or path.name in (TENSORBOARD, CELLS, WORK))
+        if ours and (path.suffix == ".lock" or not resolved(path).is_relative_to(home)):
+            raise DohyoError(f"{path}: leads out of the folder by a symbolic link; put the file itself there, or remove it")
+
+
 def check_values(values: Values, kinds: Mapping[str, Any], place: Path, remedy: str) -> Values:
     """The values of a file that a stranger may have written; a DohyoError unless they have these types.
 
@@ -111,7 +122,7 @@ def read_config(folder: Path) -> Values:
     if not path.is_file():
         raise DohyoError(f"{folder}: holds no run (there is no {CONFIG} in it)")
     try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
+        values = load_yaml(read_whole(path).decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DohyoError(f"{path}: is damaged ({error}); restore it, or leave this folder out") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -136,7 +147,7 @@ def read_json(path: Path, remedy: str) -> Values:
         remedy: What the user can do about a damaged file.
     """
     try:
-        found = load_json(path.read_text(encoding="utf-8"))
+        found = load_json(read_whole(path).decode())
     except ValueError as error:  # of JSON, or of UTF-8
         raise DohyoError(f"{path}: is damaged ({error}); {remedy}") from error
     if not isinstance(found, dict):
@@ -173,7 +184,7 @@ def read_records(folder: Path) -> list[Values]:
     if not path.exists():
         return []
     records = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, line in enumerate(read_whole(path, _LONGEST).split(b"\n")[:-1], start=1):
         try:
             record = load_json(line)
         except ValueError:

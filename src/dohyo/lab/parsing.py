@@ -4,13 +4,15 @@ import inspect
 import re
 import textwrap
 from argparse import SUPPRESS
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 from dohyo.errors import DohyoError
+from dohyo.files import read_whole
 from dohyo.lab.choices import CHOICES
 from dohyo.lab.texts import load_yaml
 from dohyo.names import nearest
@@ -70,6 +72,10 @@ class Parser(ArgumentParser):
         set_loader(_YAML, partial(load_yaml, load=get_loader("yaml")), exceptions=(yaml.YAMLError,))
         super().__init__(*args, parser_mode=_YAML, **kwargs)
 
+    def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
+        read_whole(Path(cfg_path))  # refuses what may never end
+        return super().parse_path(cfg_path, *args, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> Any:
         text = " ".join(message.split())
         wrong = _WRONG.search(text)
@@ -111,6 +117,14 @@ class Parser(ArgumentParser):
         self.add_argument("--config", action="config", help="a YAML file with these options")
         if printing := self._option_string_actions.get("--print_config"):
             printing.help = "print the options as such a file, and exit"
+
+
+@cache
+def config_parser(config_type: type) -> Parser:
+    """For files that hold the fields of a config; it takes a while to make."""
+    made = Parser()
+    made.add_class_arguments(config_type)
+    return made
 
 
 def _list_choices(action: Any) -> None:

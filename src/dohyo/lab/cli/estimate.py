@@ -13,6 +13,7 @@ from dohyo.files import output_file, plain, replacing
 from dohyo.lab.bank import block_width, estimate_bank, load_log_weights, log_mean
 from dohyo.lab.cli.screen import estimator_from, interval, measured, say, show_evaluation, show_table
 from dohyo.lab.parsing import Parser
+from dohyo.lab.training.config import Options, option
 
 _EXAMPLES = """examples:
   dohyo estimate weights.npy
@@ -26,28 +27,21 @@ _PLOT = "plot IWAE_k against k and every estimator at this cost, to estimate.png
 
 
 @dataclass
-class EstimateConfig:
-    """How `dohyo estimate` estimates.
+class EstimateConfig(Options):
+    """How `dohyo estimate` estimates."""
 
-    Attributes:
-        estimator: What estimates log p(x); or the .json or .yaml file of a tuned estimator.
-        cost: The expected number of log-weights for each estimate, as near as the estimator can come; null for a quarter of a
-            block.
-        replicates: Estimates for each datum, from disjoint blocks of its row; the law is capped at a block's length. null for 1,
-            or up to 8 where the file has one row only, which needs them for an error bar.
-        confidence: The confidence level of the intervals.
-        seed: The seed of K and of the shuffling within rows.
-        key: The name of the array in a .npz file that holds several.
-        out: A .csv file for the estimates of each datum.
-    """
-
-    estimator: str = "multilevel-rr"
-    cost: float | None = None
-    replicates: int | None = None
-    confidence: float = 0.95
-    seed: int = 0
-    key: str | None = None
-    out: Path | None = None
+    estimator: str = option("multilevel-rr", "What estimates log p(x); or the .json or .yaml file of a tuned estimator.")
+    cost: float | None = option(
+        None, "The expected log-weights for each estimate, as near as the estimator can come; null for a quarter of a block."
+    )
+    replicates: int | None = option(
+        None, "Estimates for each datum, from disjoint blocks of its row; the law is capped at a block's length. null for 1, or "
+        "up to 8 where the file has one row only, which needs them for an error bar.",
+    )  # fmt: skip
+    confidence: float = option(0.95, "The confidence level of the intervals.")
+    seed: int = option(0, "The seed of K and of the shuffling within rows.")
+    key: str | None = option(None, "The name of the array in a .npz file that holds several.")
+    out: Path | None = option(None, "A .csv file for the estimates of each datum.")
 
 
 def parser() -> Parser:

@@ -19,7 +19,7 @@ from dohyo.lab.experiments.annealing import CHAINS, EXAMINED, Anneal, Weights, c
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
 from dohyo.lab.folder import EVALUATION, VALUES, write_json
 from dohyo.lab.parsing import Parser
-from dohyo.lab.training.config import Device
+from dohyo.lab.training.config import Device, Options, option
 from dohyo.lab.training.processes import launch, leave
 from dohyo.lab.training.state import load_checkpoint
 
@@ -37,34 +37,31 @@ _MOST_WEIGHTS = 1e14  # a month at forty million a second
 
 
 @dataclass
-class EvaluateConfig:
-    """How `dohyo evaluate` evaluates.
+class EvaluateConfig(Options):
+    """How `dohyo evaluate` evaluates."""
 
-    Attributes:
-        estimator: What estimates log p(x); or the .json or .yaml file of a tuned estimator.
-        cost: The expected evaluations of p(x, z) for each estimate, as near as the estimator can come; null for 50 log-weights of
-            the encoder, or for 1,000 evaluations by chains, of which there are at least 8.
-        anneal: Leapfrogs of the chains that make the log-weights, 0 for the encoder's own; auto takes chains where k-hat is above
-            0.7 for three tenths of the data or more, and chooses their length.
-        split: Which of the run's data to evaluate on.
-        replicates: Estimates for each datum.
-        target_stderr: The standard error wanted for the estimator's noise; a pilot then fixes the replicates.
-        max_rows: The most rows given to the network at a time, which bounds memory; null for 2,000 on a CPU and 200,000 on a GPU.
-        out: A .npz file for the values of each datum, for `dohyo compare`; null for evaluation.npz in the run's folder.
-        seed: The seed of the evaluation.
-        device: Where to compute.
-    """
-
-    estimator: str = "multilevel-rr"
-    cost: float | None = None
-    anneal: Anneal = "auto"
-    split: Literal["test", "valid", "train"] = "test"
-    replicates: int = 1
-    target_stderr: float | None = None
-    max_rows: int | None = None
-    out: Path | None = None
-    seed: int = 0
-    device: Device = "auto"
+    estimator: str = option("multilevel-rr", "What estimates log p(x); or the .json or .yaml file of a tuned estimator.")
+    cost: float | None = option(
+        None, "The expected evaluations of p(x, z) for each estimate, as near as the estimator can come; null for 50 log-weights "
+        "of the encoder, or for 1,000 evaluations by chains, of which there are at least 8.",
+    )  # fmt: skip
+    anneal: Anneal = option(
+        "auto", "Leapfrogs of the chains that make the log-weights, 0 for the encoder's own; auto takes chains where k-hat is "
+        "above 0.7 for three tenths of the data or more, and chooses their length.",
+    )  # fmt: skip
+    split: Literal["test", "valid", "train"] = option("test", "Which of the run's data to evaluate on.")
+    replicates: int = option(1, "Estimates for each datum.")
+    target_stderr: float | None = option(
+        None, "The standard error wanted for the estimator's noise; a pilot then fixes the replicates."
+    )
+    max_rows: int | None = option(
+        None, "The most rows given to the network at a time, which bounds memory; null for 2,000 on a CPU and 200,000 on a GPU."
+    )
+    out: Path | None = option(
+        None, "A .npz file for the values of each datum, for `dohyo compare`; null for evaluation.npz in the run's folder."
+    )
+    seed: int = option(0, "The seed of the evaluation.")
+    device: Device = option("auto", "Where to compute.")
 
 
 def parser() -> Parser:

@@ -18,14 +18,20 @@ from rich.text import Text
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
+from dohyo.files import read_whole
 from dohyo.lab.folder import beyond_verdict
 from dohyo.lab.texts import load_yaml
 from dohyo.names import named
 
 
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # the error being handled: `main` ends with the status that shells expect
+
+
 def console() -> Console:
     """The screen; as wide as tables need where it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 120)
+    return _Screen(width=None if sys.stdout.isatty() else 120)
 
 
 def say(text: str) -> None:
@@ -84,6 +90,19 @@ def count(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
+def of_replicas(result: dict[str, Any]) -> str:
+    """How a line about a result begins: with nothing if there is one run."""
+    return f"mean of {len(result['replicas'])} replicas: " if result.get("replicas") else ""
+
+
+def each_replica(result: dict[str, Any], key: str) -> list[str]:
+    """The line about one number of each replica; none if there is one run."""
+    if not result.get("replicas"):
+        return []
+    each = ", ".join(number(replica[key]) for replica in result["replicas"])
+    return [f"each: {each}; their standard deviation is {number(result[f'{key}_spread'])}"]
+
+
 def progress_bar(completed: str, quiet: bool) -> Progress:
     """A progress bar with a note behind it.
 
@@ -120,6 +139,6 @@ def estimator_from(name: str, cost: float, max_terms: int | None = None) -> dohy
     if not name.endswith((".json", ".yaml", ".yml")):
         return named(ESTIMATORS, name, "estimator").at_cost(cost, max_terms)
     try:
-        return dohyo.from_dict(load_yaml(Path(name).read_text(encoding="utf-8")))
+        return dohyo.from_dict(load_yaml(read_whole(Path(name)).decode()))
     except (yaml.YAMLError, UnicodeDecodeError, DohyoError, TypeError) as error:  # TypeError: such as a text for m
         raise DohyoError(f"{name}: {error}") from error

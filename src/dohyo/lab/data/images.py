@@ -3,6 +3,7 @@
 As in `readers`, errors do not name the folder; the caller does.
 """
 
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dohyo.errors import DohyoError, in_one_line
+from dohyo.lab.claims import check_memory
 from dohyo.lab.data.readers import Arrays
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+_MOST_FOLDERS, _MOST_FILES = 10_000, 5_000_000
 _GREY, _COLOUR = ("1", "L"), ("RGB", "P", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 
 
@@ -37,8 +40,16 @@ def read_images(folder: Path) -> Arrays:
 
 def _files(folder: Path) -> list[Path]:
     """The images below a folder; hidden files and folders are left out."""
-    found = [path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file()]
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    found, folders, seen = [], 0, 0
+    for place, below, names in os.walk(folder):
+        below[:] = [name for name in below if not name.startswith(".")]
+        folders, seen = folders + 1, seen + len(names)
+        if folders > _MOST_FOLDERS or seen > _MOST_FILES:
+            what = f"{_MOST_FOLDERS} folders" if folders > _MOST_FOLDERS else f"{_MOST_FILES} files"
+            raise DohyoError(f"has more than {what} below it; name the folder of the images themselves")
+        paths = [Path(place, name) for name in names if name.lower().endswith(ENDINGS) and not name.startswith(".")]
+        found += [path for path in paths if path.is_file()]
+    return sorted(found)
 
 
 def _opened(path: Path, folder: Path) -> NDArray[np.uint8]:
@@ -69,20 +80,23 @@ def _opened(path: Path, folder: Path) -> NDArray[np.uint8]:
 
 def _stacked(paths: Sequence[Path], folder: Path) -> NDArray[np.uint8]:
     """(n, 1 or 3, height, width)."""
-    images: list[NDArray[np.uint8]] = []
-    for path in paths:
+    pixels = np.empty((0, 1, 0, 0), np.uint8)
+    for i, path in enumerate(paths):
         image = _opened(path, folder)
-        height, width = (images or [image])[0].shape[:2]
+        colour = image.ndim == 3
+        if i == 0 or (colour and pixels.shape[1] == 1):
+            check_memory(image.size * len(paths), image.itemsize, f"give fewer than these {len(paths)} images, or smaller ones")
+        if i == 0:
+            pixels = np.empty((len(paths), 3 if colour else 1, *image.shape[:2]), np.uint8)
+        height, width = pixels.shape[2:]
         if image.shape[:2] != (height, width):
             sizes = f"{image.shape[1]} x {image.shape[0]} and {_shown(paths[0], folder)} {width} x {height}"
             raise DohyoError(
                 f"{_shown(path, folder)} is {sizes}; all images must have one size: resize them, or keep those of one size"
             )
-        images.append(image)
-    colour = any(image.ndim == 3 for image in images)
-    pixels = np.empty((len(images), 3 if colour else 1, height, width), np.uint8)
-    for i, image in enumerate(images):
-        pixels[i] = image.transpose(2, 0, 1) if image.ndim == 3 else image
+        if colour and pixels.shape[1] == 1:  # if one is in colour, all become so
+            pixels = np.repeat(pixels, 3, axis=1)
+        pixels[i] = image.transpose(2, 0, 1) if colour else image
     return pixels
 
 

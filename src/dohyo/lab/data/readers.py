@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dohyo.errors import DohyoError
-from dohyo.lab.data.claims import check_claims
+from dohyo.lab.claims import check_claims
 
 Arrays = dict[str, NDArray[Any]]
 Reader = Callable[[Path], Arrays]

@@ -5,36 +5,64 @@ As in `readers`, errors do not name the file; the caller does.
 
 import csv
 import itertools
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dohyo.errors import DohyoError
+from dohyo.lab.claims import check_memory
 
 Table = tuple[NDArray[Any], tuple[str, ...]]  # (rows, columns), and the columns' names
 Row = tuple[int, list[str]]  # the number of its line, and its cells
 
 _DELIMITERS = ",;\t"
+_LONGEST = 2**25  # characters of a row
+_SAMPLE = 2**16  # characters, from which the number of numbers is guessed
 _SHOWN = 40  # characters of a cell or a name in a message or a picture
 
 
 def read_csv(path: Path) -> Table:
     """The numbers of a CSV file, with commas, semicolons or tabs between them; with a header if a cell of line 1 is no number."""
-    lines: Any = None
+    return _table((number, row) for number, row in csv_rows(path, _DELIMITERS) if "".join(row).strip() or len(row) > 1)
+
+
+def csv_rows(path: Path, delimiters: str) -> Iterator[Row]:
+    """The rows of a CSV file, one at a time, with that delimiter of which the first line has most."""
+    reader: Any = None
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            delimiter = max(_DELIMITERS, key=next((line for line in file if line.strip()), "").count)
+            first = next((line for line in iter(lambda: file.readline(_LONGEST), "") if line.strip()), "")
+            delimiter, sample = max(delimiters, key=first.count), file.read(_SAMPLE)
+        guess = path.stat().st_size / max(1, len(sample)) * (sample.count(delimiter) + sample.count("\n"))
+        check_memory(int(guess) // 2, 8)  # half of it, because a guess may be wrong
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file, delimiter=delimiter)
-            rows = ((lines.line_num, row) for row in lines if "".join(row).strip() or len(row) > 1)
-            return _table(rows)
+            lines = _Lines(file)
+            reader = csv.reader(lines, delimiter=delimiter)
+            for row in reader:
+                lines.length = 0
+                yield reader.line_num, row
     except UnicodeDecodeError as error:
         raise DohyoError(f"it is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except csv.Error as error:
-        raise DohyoError(f"line {lines.line_num}: {error}; is it a CSV file?") from error
+        raise DohyoError(f"line {reader.line_num}: {error}; is it a CSV file?") from error
+
+
+class _Lines:
+    """The lines of a file; a DohyoError if there are too many characters in those since `length` was last set to 0."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file, self.length = file, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in iter(lambda: self.file.readline(_LONGEST), ""):
+            self.length += len(line)
+            if self.length >= _LONGEST:
+                raise DohyoError(f"it has a row of more than {_LONGEST} characters; put each datum into a row of its own")
+            yield line
 
 
 def _table(rows: Iterator[Row]) -> Table:
@@ -53,35 +81,44 @@ def _table(rows: Iterator[Row]) -> Table:
 
 
 def _numbers(rows: Iterable[Row], names: tuple[str, ...]) -> NDArray[np.float64]:
-    found = []
+    found, width = array("d"), len(names)  # a list of lists would take many times the memory
     for number, row in rows:
-        if len(row) != len(names):
-            raise DohyoError(
-                f"line {number} has {len(row)} cells, but the first line has {len(names)}; make all lines equally long"
-            )
+        if len(row) != width:
+            raise DohyoError(f"line {number} has {len(row)} cells, but the first line has {width}; make all lines equally long")
         try:
-            found.append(np.array([*map(float, row)]))
+            found.extend(map(float, row))
         except ValueError as error:
             place, cell = next((i, cell) for i, cell in enumerate(row) if not _is_number(cell))
             came = "is empty" if not cell.strip() else f"is {shown(cell)!r}, not a number"
             raise DohyoError(f"line {number}, {names[place]}: the cell {came}; replace it, or leave the column out") from error
+        check_memory(len(found), found.itemsize)
     if not found:
         raise DohyoError("it holds a header and no rows; it must hold rows of numbers")
-    if len(names) > 2 and np.array_equal(found[0] - found[0][0], np.arange(len(names))) and found[0][0] in (0, 1):
+    table = np.frombuffer(found).reshape(-1, width)
+    if width > 2 and np.array_equal(table[0] - table[0, 0], np.arange(width)) and table[0, 0] in (0, 1):
         raise DohyoError(
             "its first line counts 0, 1, 2, ...; is it a header? Give the columns names with a letter, or remove the line"
         )
-    return np.stack(found)
+    return table
 
 
 def read_parquet(path: Path) -> Table:
     """The columns of a Parquet file, which must all be numbers."""
     try:
-        from pyarrow import parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        from pyarrow import parquet, types  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise DohyoError("Parquet needs pyarrow: pip install pyarrow; or save the table as CSV") from error
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            for name, kind in zip(file.schema_arrow.names, file.schema_arrow.types, strict=True):
+                if file.metadata.num_rows and not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+                    raise DohyoError(
+                        f"{shown(name)} holds {shown(str(kind))}; leave it out, or turn it into numbers without gaps"
+                    )
+            check_memory(file.metadata.num_rows * file.metadata.num_columns, 8)  # which a few bytes may stand for
+            table = file.read()
+    except DohyoError:
+        raise
     except Exception as error:  # pyarrow raises its own errors, and others for damaged files
         raise DohyoError(f"it cannot be read ({' '.join(str(error).split()):.200}); is it a Parquet file?") from error
     names = column_names(table.column_names)

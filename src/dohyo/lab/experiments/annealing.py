@@ -115,7 +115,7 @@ def _constants(
 
 def plot_weights(folder: Path, model: Any, weights: Weights, x: Tensor, seed: int, max_rows: int | None) -> Path:
     """A picture of log p(x) against evaluations, by the encoder's weights and by these, in the run's folder."""
-    from dohyo.lab.plots.annealing import plot_approach
+    from dohyo.lab.plots.bank import plot_approach
 
     encoder = log_weights(model, x[:EXAMINED], ENCODER_WEIGHTS, seed, max_rows)
     chains = log_weights(weights.model, x[:EXAMINED], CHAINS, seed, max_rows)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
 from dohyo.lab.folder import DRAWS
 from dohyo.lab.targets import target
@@ -77,8 +78,8 @@ def fit_target(
 
     Example:
         >>> from dohyo.lab import fit_target
-        >>> fitted = fit_target(lambda x: -x.square().sum(-1) / 2, 2, steps=300, hidden=20, latent=2, estimator="multilevel-rr",
-        ...                     learning_rate=5e-3, test_draws=400, test_terms=200)
+        >>> fitted = fit_target(lambda x: -x.square().sum(-1) / 2, 2, steps=120, hidden=20, latent=2, estimator="multilevel-rr",
+        ...                     learning_rate=1e-2, test_draws=400, test_terms=200)
         >>> log_z, stderr = fitted.log_z  # log 2 pi = 1.838
         >>> abs(log_z - 1.838) < 4 * stderr + 0.01
         True
@@ -87,6 +88,8 @@ def fit_target(
     """
     own = target(log_density, dimension)
     config = ReverseKLConfig(target=own.name, dimension=own.dimension, **options)
+    if config.replicas > 1:
+        raise DohyoError(f"replicas is {config.replicas}; one model is fitted here: dohyo reverse-kl --replicas fits several")
     with nullcontext(folder) if folder is not None else tempfile.TemporaryDirectory() as place:
         run = ReverseKLRun(Path(place), config)
         run.target = own

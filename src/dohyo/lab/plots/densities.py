@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
 from dohyo.kl import Draws
 from dohyo.lab.folder import DENSITY, LEARNING_CURVES, MARGINALS
 from dohyo.lab.plots.divergence import WAYS, plot_divergence_curves
-from dohyo.lab.plots.picture import SMALL, Array, Records, padded, write_picture
+from dohyo.lab.plots.picture import SMALL, Array, Records, heights, legend_above, padded, write_picture
 
 _KINDS = {"model": "model", "weighted": "importance-weighted", "exact": "exact draws"}
 _GRID, _TERMS, _SHOWN = 100, 4_000, 400  # points along each axis, z of the prior in the model's density, draws
@@ -43,10 +42,6 @@ def plot_density_comparison(target: Any, models: Mapping[str, Any], path: Path, 
     Args:
         models: Titles and what has them, such as {"IWAE": a, "SUMO": b}.
     """
-    if target.dimension != 2 or not models:
-        raise DohyoError(f"the target has {target.dimension} dimensions and there are {len(models)} models; 2 and 1 are needed")
-    if "target" in models:
-        raise DohyoError("a model is titled 'target'; choose another title")
     drawn, components = {}, {}
     for name, model in models.items():
         with isolated(model, seed):
@@ -126,13 +121,13 @@ def plot_marginals(target: Any, draws: Draws, path: Path) -> None:
     numbers: dict[str, Any] = {}
     for panel, name in zip(panels, names, strict=False):
         edges = _edges(np.concatenate([raw[name], known.get(name, raw[name])]))
-        heights = {"model": _heights(raw[name], edges), "weighted": _heights(raw[name], edges, weight)}
+        found = {"model": heights(raw[name], edges), "weighted": heights(raw[name], edges, weight)}
         if name in known:
-            heights["exact"] = _heights(known[name], edges)
-        for (kind, height), colour in zip(heights.items(), ("tab:blue", "tab:orange", "black"), strict=False):
+            found["exact"] = heights(known[name], edges)
+        for (kind, height), colour in zip(found.items(), ("tab:blue", "tab:orange", "black"), strict=False):
             style: dict[str, Any] = {"fill": True, "alpha": 0.3} if kind == "model" else {"fill": False, "alpha": 1}
             panel.stairs(height, edges, color=colour, label=_KINDS[kind], **style)
-        numbers[name] = {"edges": edges, **heights}
+        numbers[name] = {"edges": edges, **found}
         if name in reference:
             panel.axvline(reference[name][0], color="black", linestyle=":", linewidth=1, label="exact mean")
             numbers[name]["exact_mean"] = reference[name][0]
@@ -142,10 +137,7 @@ def plot_marginals(target: Any, draws: Draws, path: Path) -> None:
         panel.spines[["top", "right", "left"]].set_visible(False)
     for panel in panels[len(names) :]:
         panel.set_axis_off()
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=SMALL + 1)
-    if len(names) < len(raw):
-        figure.supxlabel(f"the first {len(names)} of {len(raw)} quantities", fontsize=SMALL + 1)
+    legend_above(figure, panels[0], len(names), len(raw), "quantities")
     write_picture(figure, {"quantities": numbers}, path)
 
 
@@ -158,13 +150,6 @@ def _edges(values: Array) -> Array:
     finite = values[np.isfinite(values)]
     low, high = np.quantile(finite, [0.003, 0.997]) if len(finite) else (0.0, 1.0)
     return np.linspace(*padded(float(low), float(high), 0.02), 41)
-
-
-def _heights(values: Array, edges: Array, weight: Array | None = None) -> Array:
-    """The density in each bin, relative to all values and not only those within the edges."""
-    weight = np.full(len(values), 1 / len(values)) if weight is None else np.nan_to_num(weight)
-    use = np.isfinite(values)
-    return np.histogram(values[use], edges, weights=weight[use])[0] / np.diff(edges)
 
 
 def _window(x: Tensor) -> tuple[tuple[float, float], ...]:

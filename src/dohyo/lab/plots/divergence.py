@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
-from dohyo.errors import DohyoError
 from dohyo.kl import TOLERANCE
 from dohyo.lab.plots.picture import SMALL, Array, Records, dots, mark_beyond, near, read_curves, span, tidy, write_picture
 
@@ -78,8 +77,6 @@ def plot_divergence_curves(records: Records, path: Path, ways: Sequence[str] = t
 def plot_reverse_kl_curves(curves: Sequence[Curve], path: Path) -> None:
     """The training estimate (above) and the true reverse KL (below) against steps: a column for each cost, a colour for each
     label. The axes are linear within 0.1 nats and logarithmic beyond; a cross marks the first check that found divergence."""
-    if not curves:
-        raise DohyoError("there are no curves to plot; give at least one Curve(label, cost, records)")
     costs = sorted({curve.cost for curve in curves})
     labels = list(dict.fromkeys(curve.label for curve in curves))
     figure = Figure(figsize=(1.2 + 3.6 * len(costs), 6.2), layout="constrained")

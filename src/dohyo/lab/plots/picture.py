@@ -96,6 +96,21 @@ def bulk(values: Array, reach: float) -> Array:
     return kept
 
 
+def heights(values: Array, edges: Array, weight: Array | None = None) -> Array:
+    """The density in each bin of a histogram, relative to all values and not only those within the edges."""
+    use = np.isfinite(values)
+    counts = np.histogram(values[use], edges, weights=None if weight is None else np.nan_to_num(weight)[use])[0]
+    return counts / (len(values) if weight is None else 1) / np.diff(edges)
+
+
+def legend_above(figure: Figure, panel: Axes, shown: int, of: int, what: str) -> None:
+    """The legend of one panel for all, and a word if there was no room for everything."""
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=SMALL + 1)
+    if shown < of:
+        figure.supxlabel(f"the first {shown} of {of} {what}", fontsize=SMALL + 1)
+
+
 def span(values: Array, share: float) -> tuple[float, float]:
     """Limits of an axis that hold the finite values, with a margin."""
     values = values[np.isfinite(values)]

@@ -1,6 +1,7 @@
 """Pictures of what a policy earns."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from dohyo.errors import DohyoError
 from dohyo.lab.plots.picture import SMALL, Array, Records, bulk, dots, plain_numbers, read_curves, span, tidy, write_picture
 
 _KEYS = ("step", "seconds", "reward", "best_reward", "entropy")
+_COLOURS = [f"C{i}" for i in range(10)]
 _RATIO = 20  # of the longest run's seconds or steps to the shortest's: beyond it their axis is logarithmic
 
 
@@ -30,13 +31,11 @@ def plot_reward_curves(runs: Mapping[str, Records | Sequence[Records]], path: Pa
             of such, one for each seed.
         best_known: Shown as a line.
     """
-    if not runs:
-        raise DohyoError("there are no runs to plot; give at least one, such as {'latent': records}")
     curves = {name: [read_curves(records, _KEYS, name) for records in _seeds(given)] for name, given in runs.items()}
     figure = Figure(figsize=(13, 4.4 + 0.1 * (len(curves) if len(curves) > 1 else 0)), layout="constrained")
     by_step, by_second, entropy = figure.subplots(1, 3)
     by_second.sharey(by_step)
-    for seeds, colour in zip(curves.values(), _colours(len(curves)), strict=True):
+    for seeds, colour in zip(curves.values(), cycle(_COLOURS), strict=False):
         for axis, clock in ((by_step, "step"), (by_second, "seconds")):
             _plot(axis, seeds, clock, "reward", colour, linewidth=1.1)
             _plot(axis, seeds, clock, "best_reward", colour, linewidth=1.8, linestyle="--", drawstyle="steps-post")
@@ -96,10 +95,6 @@ def _plot(axis: Axes, seeds: list[dict[str, Array]], clock: str, key: str, colou
     axis.fill_between(moments, at.min(0), at.max(0), step=step, color=colour, alpha=0.15, linewidth=0)  # type: ignore[arg-type]
 
 
-def _colours(count: int) -> list[Any]:
-    return [f"C{i % 10}" for i in range(count)]
-
-
 def _legend(figure: Figure, curves: Mapping[str, list[Any]], best_known: float | None) -> None:
     grey = "0.35" if len(curves) > 1 else "C0"
     kinds: list[Any] = [
@@ -111,7 +106,7 @@ def _legend(figure: Figure, curves: Mapping[str, list[Any]], best_known: float |
     if any(len(seeds) > 1 for seeds in curves.values()):
         kinds.append(Patch(color=grey, alpha=0.15, linewidth=0, label="lowest to highest of the seeds"))
     names = []
-    for (name, seeds), colour in zip(curves.items(), _colours(len(curves)), strict=True):
+    for (name, seeds), colour in zip(curves.items(), cycle(_COLOURS), strict=False):
         label = name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds"
         names.append(Line2D([], [], color=colour, linewidth=2.5, label=label))
     if len(curves) > 1:

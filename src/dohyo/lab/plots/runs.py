@@ -71,21 +71,21 @@ def plot_learning_curves(records: Records, path: Path) -> None:
     write_picture(figure, curves | {"best": found, "nll_axis": limits}, path)
 
 
-def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, columns: int | None = None, title: str | None = None) -> None:
-    """A grid of images of a shape (height, width).
+def plot_images(images: Tensor, shape: tuple[int, ...], path: Path, title: str | None = None) -> None:
+    """A grid of images of a shape (height, width), about square.
 
     Ones in a longer shape are dropped, and (3, height, width) and (height, width, 3) are colours.
 
     Args:
         images: (n, *shape) or flat, (n, d), such as `model.sample_mean(64)`.
-        columns: How many in a row; by default the grid is about square.
     """
     values = _values(images, shape, "images")
-    if columns is not None and columns < 1:
-        raise DohyoError(f"columns is {columns}; it must be at least 1")
-    width = min(len(values), columns or math.ceil(math.sqrt(len(values))))
-    rows = [list(values[start : start + width]) for start in range(0, len(values), width)]
-    figure = _grid(rows, title)
+    width = math.ceil(math.sqrt(len(values)))
+    figure = _grid([values[start : start + width] for start in range(0, len(values), width)])
+    if title:
+        size = figure.get_size_inches()
+        figure.set_size_inches(max(size[0], 0.1 * len(title) + 0.2), size[1] + 0.3)
+        figure.suptitle(title, fontsize=SMALL + 2 + 1)
     write_picture(figure, {"shape": shape, "columns": width, "images": _array(images)}, path)
 
 
@@ -100,10 +100,8 @@ def plot_reconstructions(x: Tensor, reconstructions: Tensor, shape: tuple[int, .
     if len(above) != len(below):
         raise DohyoError(f"there are {len(above)} data and {len(below)} reconstructions; give one for each")
     width = min(len(above), 10)
-    rows = []
-    for start in range(0, len(above), width):
-        rows += [list(above[start : start + width]), list(below[start : start + width])]
-    figure = _grid(rows, None, ("data", "model"))
+    starts = range(0, len(above), width)
+    figure = _grid([each[start : start + width] for start in starts for each in (above, below)], ("data", "model"))
     numbers = {"shape": shape, "columns": width, "x": _array(x), "reconstructions": _array(reconstructions)}
     write_picture(figure, numbers, path)
 
@@ -136,21 +134,13 @@ def _values(images: Tensor, shape: tuple[int, ...], name: str) -> Array:
     return np.moveaxis(flat.reshape(-1, *sides), 1, -1) if len(sides) == 3 and sides[0] == 3 else flat.reshape(-1, *sides)
 
 
-def _grid(rows: list[list[Array]], title: str | None, labels: tuple[str, ...] = ()) -> Figure:
-    """Rows of images. With labels, that many rows form a group, named at the left."""
-    everything = np.concatenate([value.ravel() for row in rows for value in row])
-    finite = everything[np.isfinite(everything)]
+def _grid(rows: list[Array], labels: tuple[str, ...] = ()) -> Figure:
+    """One mosaic of all images, with gaps of white between them: sharp pixels, and fast for any number.
+
+    With labels, that many rows form a group, named at the left.
+    """
+    finite = np.concatenate([row[np.isfinite(row)] for row in rows])
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    figure = _image_grid(rows, labels, low, high)
-    if title:
-        width, height = figure.get_size_inches()
-        figure.set_size_inches(max(width, 0.1 * len(title) + 0.2), height + 0.3)
-        figure.suptitle(title, fontsize=SMALL + 2 + 1)
-    return figure
-
-
-def _image_grid(rows: list[list[Array]], labels: tuple[str, ...], low: float, high: float) -> Figure:
-    """One mosaic of all images, with gaps of white between them: sharp pixels, and fast for any number."""
     height, width, *colour = rows[0][0].shape
     gap = max(1, round(max(height, width) / 14))
     group = len(labels) or 1

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from dohyo.errors import DohyoError
-from dohyo.lab.plots.picture import BLUE, GREY, SMALL, Array, bulk, padded, write_picture
+from dohyo.lab.plots.picture import BLUE, GREY, SMALL, Array, bulk, heights, legend_above, padded, write_picture
 
 _MOST = 24  # columns that are shown
 _PAIRED = 4  # columns that are paired
@@ -37,9 +37,7 @@ def plot_columns(data: Tensor, samples: Tensor, columns: Sequence[str], path: Pa
     numbers = [_histogram(panel, x[:, i], y[:, i], names[i]) for i, panel in enumerate(panels[:shown])]
     for panel in panels[shown:]:
         panel.set_axis_off()
-    _legend(figure, panels[0])
-    if shown < len(names):
-        figure.supxlabel(f"the first {shown} of {len(names)} columns", fontsize=SMALL + 1)
+    legend_above(figure, panels[0], shown, len(names), "columns")
     write_picture(figure, {"columns": numbers, "of": len(names), "rows": len(x), "samples": len(y)}, path)
 
 
@@ -66,9 +64,7 @@ def plot_pairs(data: Tensor, samples: Tensor, columns: Sequence[str], path: Path
             panel.set_xlabel(_label(names[column]) if row == count - 1 else "", fontsize=SMALL)
             if column == 0 and row > 0:
                 panel.set_ylabel(_label(names[row]), fontsize=SMALL)
-    _legend(figure, panels[0][0])
-    if count < len(names):
-        figure.supxlabel(f"the first {count} of {len(names)} columns", fontsize=SMALL + 1)
+    legend_above(figure, panels[0][0], count, len(names), "columns")
     dots = {"data": x[:_DOTS, :count], "samples": y[:few, :count]}
     write_picture(figure, {"columns": numbers, "of": len(names), "dots": dots}, path)
 
@@ -86,9 +82,9 @@ def _arrays(data: Tensor, samples: Tensor, columns: Sequence[str]) -> tuple[Arra
 def _histogram(panel: Axes, x: Array, y: Array, name: str) -> dict[str, Any]:
     """Both histograms on the data's axis, and their numbers."""
     edges = _edges(x)
-    heights = {"data": _heights(x, edges), "samples": _heights(y, edges)}
-    panel.stairs(heights["data"], edges, fill=True, label="data", **_DATA)
-    panel.stairs(heights["samples"], edges, linewidth=1.3, label="model", **_MODEL)
+    found = {"data": heights(x, edges), "samples": heights(y, edges)}
+    panel.stairs(found["data"], edges, fill=True, label="data", **_DATA)
+    panel.stairs(found["samples"], edges, linewidth=1.3, label="model", **_MODEL)
     beyond = {
         name: float(1 - ((values >= edges[0]) & (values <= edges[-1])).mean()) for name, values in (("data", x), ("model", y))
     }
@@ -100,7 +96,7 @@ def _histogram(panel: Axes, x: Array, y: Array, name: str) -> dict[str, Any]:
     _small(panel)
     panel.xaxis.set_major_locator(MaxNLocator(4, integer=_few_whole(x)))
     panel.spines["left"].set_visible(False)
-    return {"name": name, "edges": edges.tolist(), **heights, "beyond": beyond}
+    return {"name": name, "edges": edges.tolist(), **found, "beyond": beyond}
 
 
 def _edges(x: Array) -> Array:
@@ -115,16 +111,6 @@ def _edges(x: Array) -> Array:
 
 def _few_whole(x: Array) -> bool:
     return bool(len(x) and np.ptp(x) <= 30 and (x == np.round(x)).all())
-
-
-def _heights(values: Array, edges: Array) -> Array:
-    """The density in each bin, relative to all values and not only those within the edges."""
-    return np.histogram(values[np.isfinite(values)], edges)[0] / len(values) / np.diff(edges)
-
-
-def _legend(figure: Figure, panel: Axes) -> None:
-    handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False, fontsize=SMALL + 1)
 
 
 def _small(panel: Axes) -> None:

@@ -1,5 +1,6 @@
 """Paired differences of log p(x) between the runs of a page that were evaluated on the same data."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,4 +50,5 @@ def _table(members: list[tuple[Entry, Saved]]) -> Grid:
         rows.append([*row, difference, Cell(f"{low:.3f} to {high:.3f}", low), "worse" if high < 0 else "cannot tell"])
     columns = ["run", "estimator", "log p(x), nats", "minus the best", "95% interval", "verdict"]
     title = f"Differences of log p(x) on the same {len(best.evaluation.per_datum)} data"
-    return grid(title, columns, rows, " ".join([_NOTE, *(f"{line}." for line in dict.fromkeys(warnings))]))
+    sentences = [f"{re.sub('^both', 'Both', line)}." for line in dict.fromkeys(warnings)]
+    return grid(title, columns, rows, " ".join([_NOTE, *sentences]))

@@ -79,8 +79,11 @@ class Kind(ABC):
         return []
 
     def replicas(self) -> list["Kind"]:
-        """The runs that this one is made of, if there are several."""
-        return []
+        """The runs that this one is made of, if there are several; without a result, as many as the config asks for."""
+        results = [one for one in self.result.get("replicas") or () if isinstance(one, dict)]
+        count = self.config.get("replicas") or 1
+        own = results or ([{}] * count if count > 1 else [])
+        return [type(self)(replica_folder(self.folder, i), {**self.config, "replicas": 1}, one) for i, one in enumerate(own)]
 
     def at_cost(self) -> str:
         """The estimator with the cost that was asked for and the one that resulted."""
@@ -132,13 +135,6 @@ class Train(Kind):
             "their spread": self._spread(),
             "epochs": r.get("epochs"),
         }
-
-    def replicas(self) -> list[Kind]:
-        """Without a result, as many as the config asks for."""
-        results = [one for one in self.result.get("replicas") or () if isinstance(one, dict)]
-        count = self.config.get("replicas") or 1
-        own = results or ([{}] * count if count > 1 else [])
-        return [Train(replica_folder(self.folder, i), {**self.config, "replicas": 1}, one) for i, one in enumerate(own)]
 
     def tables(self) -> list[Grid]:
         done = [one for one in self.replicas() if one.result]
@@ -192,10 +188,13 @@ class ReverseKL(Kind):
             f"log Z, exactly {number(r['log_normaliser'])}" if known else "log Z",
             with_error(r.get("log_z"), r.get("log_z_stderr")),
         )
+        training = r.get("training_estimate")
+        if not known and None not in (training, r.get("log_z")):
+            training += r["log_z"]
         kl = ("True reverse KL, nats" if known else "Reverse KL with it, nats", self._truth().text)
         return [
             *([kl, log_z] if known or r.get("log_z") is None else [log_z, kl]),
-            ("The training's own estimate", with_error(r.get("training_estimate"), r.get("training_estimate_stderr"))),
+            ("The training's own estimate", with_error(training, r.get("training_estimate_stderr"))),
             ("Diverged", "yes" if r.get("diverged") else "no"),
             ("k-hat of the importance weights", self._khat()),
             ("Effective samples", number(r.get("ess"), 3)),

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from dohyo.errors import DohyoError
-from dohyo.files import resolved
+from dohyo.files import read_whole, resolved
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,28 @@ def figure(path: Path, title: str, alt: str) -> Figure:
     for each in (path, sharp):
         if resolved(each).parent != resolved(path.parent):
             raise DohyoError(f"{each}: leads out of the folder by a symbolic link; put the picture itself there")
-    data, kind, size = path.read_bytes(), "png", _png_size(path)
+    data, kind = read_whole(path), "png"
+    size = _png_size(path, data)
     if sharp.is_file() and sharp.stat().st_size < len(data):
-        data, kind, size = sharp.read_bytes(), "svg+xml", _svg_size(sharp)
+        data, kind = read_whole(sharp), "svg+xml"
+        size = _svg_size(sharp, data)
     return Figure(title, alt, f"data:image/{kind};base64,{base64.b64encode(data).decode()}", *size)
 
 
-def _png_size(path: Path) -> tuple[int, int]:
+def _png_size(path: Path, data: bytes) -> tuple[int, int]:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(path.read_bytes()), formats=["PNG"]) as image:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             image.load()  # reads all of it: a file that a full disk cut short begins well
             return image.size
     except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
         raise DohyoError(f"{path}: is not a whole PNG picture ({error}); plot it again") from error
 
 
-def _svg_size(path: Path) -> tuple[int, int]:
+def _svg_size(path: Path, data: bytes) -> tuple[int, int]:
     try:
-        root = ElementTree.fromstring(path.read_bytes())
+        root = ElementTree.fromstring(data)
     except ElementTree.ParseError as error:
         raise DohyoError(f"{path}: is not a whole SVG picture ({error}); plot it again") from error
     number = r"(-?\d{1,6}(?:\.\d*)?)"

@@ -10,7 +10,7 @@ from dohyo.estimators import SUMO
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
-from dohyo.lab.plots.clipping import plot_clipping
+from dohyo.lab.plots.nll import plot_clipping
 from dohyo.lab.studies.runs import SHARED_K, train_replicas
 from dohyo.lab.studies.study import Advance, Cell, Row, Study, StudyConfig, save_picture
 from dohyo.lab.studies.verdicts import Contrast, all_below, listed

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from dohyo.lab.folder import Conclusion, Table
 from dohyo.lab.studies.differences import SERIES
-from dohyo.lab.studies.rates import CLOSE, Rate, cross_rate, rate
 from dohyo.lab.studies.study import Cell, Row
-from dohyo.lab.studies.verdicts import all_hold
+from dohyo.lab.studies.verdicts import CLOSE, Rate, all_hold, cross_rate, rate
 
 MOMENTS = ("value", "gradient")
 _FASTER = -2.1  # a slope below this is faster than k^-2

@@ -16,7 +16,7 @@ from dohyo.estimators.roulette import power_law_with_mean
 from dohyo.evaluation import evaluate, isolated, most_rows
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
-from dohyo.lab.plots.estimates import plot_estimates
+from dohyo.lab.plots.nll import plot_estimates
 from dohyo.lab.studies.estimates_findings import LAWS, NAMES, Findings
 from dohyo.lab.studies.runs import complete, given_or
 from dohyo.lab.studies.strata import mean_over_every_k

@@ -53,20 +53,23 @@ class Findings:
         return ", ".join(f"{NAMES[policy]} {_spread(found[policy])}" for policy in order)
 
     def conclusions(self) -> list[Conclusion]:
-        conclusions = []
+        found = []
         faster = "latent policies explore faster than an autoregressive one"
         for size in self.sizes:
             said = "latent policies are more expressive than an independent one, which ends in a local minimum"
-            conclusions += self._ends_above("independent", size, "plain", said)
-            conclusions += self._faster("gru", size, faster) + self._faster("nade", size, faster)
+            found.append(self._above("independent", size, "plain", said, ended=True))
+            found += [self._above(rival, size, "plain", faster) for rival in ("gru", "nade")]
         for size in self.sizes[-1:]:  # the paper rewards entropy on its larger problem alone
-            conclusions += self._decent(size)
-            conclusions += self._entropy_helps(size)
-            conclusions += self._ends_above("iwae", size, "entropy", "SUMO works with entropy, IWAE is unstable")
             said = "with entropy IWAE performs like the independent policy, SUMO better"
-            conclusions += self._ends_above("independent", size, "entropy", said)
-            conclusions += self._slower("gru", size) + self._slower("nade", size)
-        return conclusions + self._possible("iwae") + self._possible("sumo")
+            found += [
+                self._decent(size),
+                self._entropy_helps(size),
+                self._above("iwae", size, "entropy", "SUMO works with entropy, IWAE is unstable", ended=True),
+                self._above("independent", size, "entropy", said, ended=True),
+                self._slower("gru", size),
+                self._slower("nade", size),
+            ]
+        return [one for one in [*found, self._possible("iwae"), self._possible("sumo")] if one is not None]
 
     def tables(self) -> list[Table]:
         columns = ["variables", "entropy", "policy", "runs", "best reward", "in the last quarter", "mean reward", "ms a step"]
@@ -89,46 +92,37 @@ class Findings:
         columns += ["steps", "highest entropy", "limit"]
         return [Table("What each policy reached", columns, rows, note)] if rows else []
 
-    def _faster(self, rival: str, size: int, said: str) -> list[Conclusion]:
-        own, other = self.rewards("sumo", size, "plain"), self.rewards(rival, size, "plain")
-        if not own or not other:
-            return []
-        claim = f"With {size} variables the latent policy with SUMO finds better than the {NAMES[rival]} in the same time"
-        return [Conclusion(claim, said, self._beside(rival, size, "plain"), _above(own, other))]
-
-    def _ends_above(self, rival: str, size: int, kind: str, said: str) -> list[Conclusion]:
-        """Which one is above when training has run its course; None where the lower one still rises."""
+    def _above(self, rival: str, size: int, kind: str, said: str, ended: bool = False) -> Conclusion | None:
+        """Whether SUMO finds better than a rival; if both must have ended their rise, None where the lower one has not."""
         own, other = self.rewards("sumo", size, kind), self.rewards(rival, size, kind)
         if not own or not other:
-            return []
+            return None
         holds = _above(own, other)
-        below = self.runs(rival if holds else "sumo", size, kind)
-        if holds is not None and _late_gain(below) > _RISING:
-            holds = None
-        claim = f"With {size} variables, {KINDS[kind]}, the latent policy with SUMO ends above '{NAMES[rival]}'"
-        return [Conclusion(claim, said, self._beside(rival, size, kind), holds)]
-
-    def _beside(self, rival: str, size: int, kind: str) -> str:
+        gains = {policy: _late_gain(self.runs(policy, size, kind)) for policy in ("sumo", rival)}
+        claim = f"With {size} variables the latent policy with SUMO finds better than the {NAMES[rival]} in the same time"
+        if ended:
+            claim = f"With {size} variables, {KINDS[kind]}, the latent policy with SUMO ends above '{NAMES[rival]}'"
+            holds = None if gains[rival if holds else "sumo"] > _RISING else holds
         both = ", ".join(
-            f"{NAMES[policy]} {_spread(self.rewards(policy, size, kind))} "
-            f"({_late_gain(self.runs(policy, size, kind)):+.1%} in the last quarter of it)"
-            for policy in ("sumo", rival)
+            f"{NAMES[policy]} {_spread(self.rewards(policy, size, kind))} ({gain:+.1%} in the last quarter of it)"
+            for policy, gain in gains.items()
         )
-        return f"best reward after {self.seconds[size]:g} s, {len(self.runs('sumo', size, kind))} runs of each: {both}"
+        text = f"best reward after {self.seconds[size]:g} s, {len(own)} runs of each: {both}"
+        return Conclusion(claim, said, text, holds)
 
-    def _decent(self, size: int) -> list[Conclusion]:
+    def _decent(self, size: int) -> Conclusion | None:
         own = self.rewards("iwae", size, "plain")
         best = max((fmean(r) for p in NAMES if (r := self.rewards(p, size, "plain"))), default=None)
         if not own or best is None or best <= 0:
-            return []
+            return None
         shares = [reward / best for reward in own]
         many = len(own) > 1
         claim = f"Without entropy IWAE does decently with {size} variables: {_DECENT:.0%} of the best policy's reward at least"
         text = f"best reward {_spread(own)}, {fmean(shares):.0%} of the best policy's {best:.5g}"
         holds = True if many and min(shares) >= _DECENT else False if many and max(shares) < _DECENT else None
-        return [Conclusion(claim, "results in decent performance when no entropy regularization is present", text, holds)]
+        return Conclusion(claim, "results in decent performance when no entropy regularization is present", text, holds)
 
-    def _entropy_helps(self, size: int) -> list[Conclusion]:
+    def _entropy_helps(self, size: int) -> Conclusion | None:
         texts, verdicts = [], []
         for policy, name in NAMES.items():
             without, with_it = (self.rewards(policy, size, kind) for kind in KINDS)
@@ -136,25 +130,25 @@ class Findings:
                 texts.append(f"{name} {_spread(without)} to {_spread(with_it)}")
                 verdicts.append(_above(with_it, without))
         if not verdicts:
-            return []
+            return None
         claim = f"With entropy every policy finds better with {size} variables, in the same time"
-        return [Conclusion(claim, "all policies improve significantly", f"best reward: {'; '.join(texts)}", all_hold(verdicts))]
+        return Conclusion(claim, "all policies improve significantly", f"best reward: {'; '.join(texts)}", all_hold(verdicts))
 
-    def _slower(self, policy: str, size: int) -> list[Conclusion]:
+    def _slower(self, policy: str, size: int) -> Conclusion | None:
         own, other = ([run["seconds_per_step"] for run in self.runs(name, size, "plain")] for name in (policy, "sumo"))
         if not own or not other:
-            return []
+            return None
         ratios = [a / b for a, b in zip(own, other, strict=False)]  # seeds of the same turn, under the same load
         claim = f"With {size} variables a training step of the {NAMES[policy]} takes {_MANY:g} times as long as SUMO's, or more"
         text = f"{_spread(ratios)} times as long"
-        return [Conclusion(claim, "the autoregressive policy is 19.2 times slower", text, _above(ratios, [_MANY] * len(ratios)))]
+        return Conclusion(claim, "the autoregressive policy is 19.2 times slower", text, _above(ratios, [_MANY] * len(ratios)))
 
-    def _possible(self, policy: str) -> list[Conclusion]:
+    def _possible(self, policy: str) -> Conclusion | None:
         """Whether estimates of the entropy stay below d log 2, with and without a reward for it."""
         runs = [(size, run) for (name, size, _), one in self.groups.items() if name == policy for run in one]
         excess = [run["highest_entropy"] / (size * math.log(2)) for size, run in runs if run["highest_entropy"] is not None]
         if not excess:
-            return []
+            return None
         beyond = [share > 1 + _SLACK for share in excess]
         each = "; ".join(
             f"{size} variables {KINDS[kind]} {_spread([run['highest_entropy'] for run in one])}, limit {size * math.log(2):.1f}"
@@ -165,9 +159,8 @@ class Findings:
         if policy == "iwae":
             claim = "IWAE's estimate of the entropy grows beyond d log 2, which no distribution of d bits has"
             holds = True if all(beyond) else None if any(beyond) else False
-            return [Conclusion(claim, "IWAE is unstable with entropy", text, holds)]
-        claim = "SUMO's estimate of the entropy stays below d log 2"
-        return [Conclusion(claim, "", text, not any(beyond))]
+            return Conclusion(claim, "IWAE is unstable with entropy", text, holds)
+        return Conclusion("SUMO's estimate of the entropy stays below d log 2", "", text, not any(beyond))
 
 
 def _above(own: Sequence[float], other: Sequence[float]) -> bool | None:

@@ -37,7 +37,7 @@ from dohyo.lab.training.locks import Busy, locked
 from dohyo.names import check_choices, named
 
 _PLOT_EVERY = 60.0  # seconds, while cells are being done
-_LOOK_EVERY = 0.5  # seconds, while other processes do the cells that are left
+LOOK_EVERY = 0.5  # seconds, while other processes do the cells that are left
 
 Cell = dict[str, Any]
 Row = list[str | float | None]  # of a table
@@ -138,41 +138,60 @@ def reproduce(
         on_progress: Called with the name of a cell, how many cells are done, and how many there are to do.
         only: The names of the cells to do, by default all. study.json describes all that are done.
     """
-    cells = {name: json.loads(json.dumps(plain(options))) for name, options in study.cells().items()}
-    wanted = list(cells) if only is None else list(only)
-    done = done_cells(folder, study.name, cells)  # errors of the folder and of configs are raised before anything is written
-    for name in wanted:
-        study.run_of(name, cells[name], folder / WORK / name)
-    with _only_reporter(folder):
-        restore_cells(folder, study.name)
-        new = not (folder / STUDY).exists()
-        report = _write_report(study, folder, cells, plot=False, foreign=bool(done)) if new else {}  # says what the folder is
-    plotted, busy, todo = -math.inf, 0, deque(wanted)
+    work = Reproduction(study, folder, only)
+    busy, todo = 0, deque(work.wanted)
     while todo:
         name = todo.popleft()
 
-        def advance(share: float, number: int = len(wanted) - len(todo) - 1, name: str = name) -> None:
-            on_progress(name, number + share, len(wanted))
+        def advance(share: float, number: int = len(work.wanted) - len(todo) - 1, name: str = name) -> None:
+            on_progress(name, number + share, len(work.wanted))
 
-        if name not in done and not _do_cell(study, name, cells[name], folder, advance):
+        if name not in work.done and not do_cell(study, name, folder, advance):
             todo.append(name)  # another process is doing it
             busy += 1
-            time.sleep(_LOOK_EVERY if busy >= len(todo) else 0)
+            time.sleep(LOOK_EVERY if busy >= len(todo) else 0)
             advance(0.0)
             continue
         busy = 0
         advance(1.0)
-        if not todo or name not in done:
-            plot = not todo or time.monotonic() - plotted > _PLOT_EVERY
-            with _only_reporter(folder):
-                report = _write_report(study, folder, cells, plot, foreign=bool(done))
-            plotted = time.monotonic() if plot else plotted
-    return report
+        if not todo or name not in work.done:
+            work.write(last=not todo)
+    return work.report
 
 
-def _do_cell(study: Study[Any], name: str, options: Cell, folder: Path, advance: Advance) -> bool:
+class Reproduction:
+    """What is to be done for a study in its folder; errors of the folder and of configs are raised before anything is written.
+
+    Attributes:
+        wanted: The names of the cells to do.
+        done: Those cells of the study that were done before.
+        report: What study.json holds.
+    """
+
+    def __init__(self, study: Study[Any], folder: Path, only: Iterable[str] | None = None) -> None:
+        self.study, self.folder, self.cells = study, folder, _plain_cells(study)
+        self.wanted = list(self.cells) if only is None else list(only)
+        self.done = done_cells(folder, study.name, self.cells)
+        for name in self.wanted:
+            study.run_of(name, self.cells[name], folder / WORK / name)
+        self.report: dict[str, Any] = {}
+        self.plotted = -math.inf
+        with _only_reporter(folder):
+            restore_cells(folder, study.name)
+            if not (folder / STUDY).exists():  # says what the folder is
+                self.report = _write_report(study, folder, self.cells, plot=False, foreign=bool(self.done))
+
+    def write(self, last: bool) -> None:
+        """study.json from all cells that are done, and now and then the pictures."""
+        plot = last or time.monotonic() - self.plotted > _PLOT_EVERY
+        with _only_reporter(self.folder):
+            self.report = _write_report(self.study, self.folder, self.cells, plot, foreign=bool(self.done))
+        self.plotted = time.monotonic() if plot else self.plotted
+
+
+def do_cell(study: Study[Any], name: str, folder: Path, advance: Advance) -> bool:
     """Do a cell unless another process has done it; False if one is doing it."""
-    path = folder / CELLS / f"{name}.json"
+    path, options = folder / CELLS / f"{name}.json", _plain_cells(study)[name]
     try:
         with locked(path.with_name(f".{name}.lock")):
             remove_leftovers(path.parent, path.name)
@@ -183,6 +202,11 @@ def _do_cell(study: Study[Any], name: str, options: Cell, folder: Path, advance:
     except Busy:
         return False
     return True
+
+
+def _plain_cells(study: Study[Any]) -> dict[str, Cell]:
+    """The options as they are read from a file again."""
+    return {name: json.loads(json.dumps(plain(options))) for name, options in study.cells().items()}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dohyo.errors import DohyoError
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
-from dohyo.lab.plots.table1 import plot_table
+from dohyo.lab.plots.nll import plot_table
 from dohyo.lab.studies.published import PUBLISHED
 from dohyo.lab.studies.runs import train_replicas
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture

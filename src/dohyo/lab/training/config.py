@@ -19,6 +19,7 @@ RecipeName = Literal["paper", "ours"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 _LARGEST_BATCH = 2**24
+_MOST = dict.fromkeys(("valid_terms", "test_terms", "check_terms"), 10**9) | dict.fromkeys(("check_draws", "test_draws"), 10**7)
 _LAST_RATE = 0.01  # of the learning rate, where a cosine ends
 
 # Defaults under one name, for the options of a `LoopConfig` that are left out. Ours is what trained best for its length.
@@ -74,7 +75,7 @@ class StepConfig(Options, ABC):
 
     unit: ClassVar[Literal["epoch", "step"]]  # what the run's length is counted in
 
-    batch_size: int = option(100, "Data in a step, over all processes.")
+    batch_size: int = option(100, "Data, or samples of the model, in a step, over all processes.")
     optimiser: Optimiser = option("amsgrad", "The optimiser.")
     learning_rate: float = option(1e-3, "The optimiser's learning rate.")
     beta1: float = option(0.9, "Adam's beta1.")
@@ -89,7 +90,7 @@ class StepConfig(Options, ABC):
         resume=True,
     )
     checkpoint_seconds: float = option(
-        5.0, "A new checkpoint is written at the end of an epoch if the last one is older than this.", resume=True
+        5.0, "A new checkpoint is written after an epoch or check if the last one is older than this.", resume=True
     )
     max_seconds: float | None = option(
         None, "The run ends at the first check after this time of training; null for no limit.", resume=True
@@ -97,6 +98,7 @@ class StepConfig(Options, ABC):
     seed: int = option(0, "The seed of everything: parameters, data order, noise and K.")
     k_seed: int | None = option(None, "The seed of K only; null for `seed`. Replicas in one program share the K of the first.")
     device: Device = option("auto", "Where to compute.", resume=True)
+    program: ProgramName = option("auto", "How the step is run; the numbers are the same up to rounding.", resume=True)
     tf32: bool = option(
         True, "Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; never in evaluation."
     )
@@ -122,6 +124,8 @@ class StepConfig(Options, ABC):
         for name in names:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            if name in _MOST and getattr(self, name) > _MOST[name]:
+                raise DohyoError(f"{name} is {getattr(self, name)}; it must be at most {_MOST[name]}, or it would never end")
 
     @property
     @abstractmethod
@@ -131,6 +135,10 @@ class StepConfig(Options, ABC):
     def over(self, progress: Progress) -> bool:
         """Whether the run ends here."""
         return progress.stopped or (self.max_seconds is not None and progress.seconds >= self.max_seconds)
+
+    def captured_on(self, device: torch.device) -> bool:
+        """Whether to try the captured step."""
+        return self.program == "captured" or (self.program == "auto" and device.type == "cuda")
 
     @abstractmethod
     def rate(self, progress: Progress) -> float:
@@ -170,11 +178,6 @@ class LoopConfig(StepConfig):
     lr_patience: int = option(50, "Plateau: epochs without a better validation NLL before the learning rate is lowered.")
     stop_patience: int = option(300, "Plateau: epochs without a better validation NLL before training stops.", resume=True)
     valid_terms: int = option(20, "The validation NLL is estimated by IWAE with this many terms.")
-    program: ProgramName = option(
-        "auto",
-        "How the step is run; the numbers are the same up to rounding.",
-        resume=True,
-    )
 
     def __post_init__(self) -> None:
         vars(self).update(filled(vars(self)))
@@ -192,10 +195,6 @@ class LoopConfig(StepConfig):
     def over(self, progress: Progress) -> bool:
         stale = self.schedule == "plateau" and progress.stale >= self.stop_patience
         return super().over(progress) or progress.epoch >= self.epochs or stale
-
-    def captured_on(self, device: torch.device) -> bool:
-        """Whether to try the captured step."""
-        return self.program == "captured" or (self.program == "auto" and device.type == "cuda")
 
     def rate(self, progress: Progress) -> float:
         if self.schedule == "plateau":
@@ -216,6 +215,12 @@ class DrawsConfig(StepConfig):
     steps: int = option(10_000, "The number of steps.", resume=True)
     check_every: int = option(500, "Steps from one check, record and possible checkpoint to the next.")
     decay: Decay = option("linear", "Whether the learning rate falls; it is lowered after each check.")
+    program: ProgramName = option(
+        "plain",
+        "How the step is run; the numbers are the same up to rounding. Auto is plain here: captured is tested on a CPU, but not "
+        "yet measured on a GPU.",
+        resume=True,
+    )
     tf32: bool = option(
         False,
         "Let a CUDA GPU round the factors of matrix products to 11 bits in training; nobody has measured what it does here.",
@@ -231,6 +236,9 @@ class DrawsConfig(StepConfig):
 
     def over(self, progress: Progress) -> bool:
         return super().over(progress) or progress.step >= self.steps
+
+    def captured_on(self, device: torch.device) -> bool:
+        return self.program == "captured"
 
     def rate(self, progress: Progress) -> float:
         return self.learning_rate * (1 - progress.step / self.steps if self.decay == "linear" else 1.0)

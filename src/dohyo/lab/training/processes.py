@@ -4,8 +4,10 @@ import atexit
 import contextlib
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from dohyo.errors import DohyoError
 
 T = TypeVar("T")
+_LATEST = 65.0  # seconds: NFS may remember for a minute that there was no such file
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
@@ -80,6 +83,17 @@ def on_first(fabric: Fabric | None, act: Callable[[], None]) -> None:
         problem = fabric.broadcast(problem)
     if problem is not None:
         raise problem
+
+
+def check_common(fabric: Fabric, path: Path) -> None:
+    """A DohyoError on every process unless all of them see a file that the first has made; on some machines it comes late."""
+    if fabric.world_size == 1:
+        return
+    end = time.monotonic() + _LATEST
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    if not all(gather(fabric, path.exists())):
+        raise DohyoError(f"{path.parent} is not the same folder for all processes; give one that all machines share")
 
 
 @contextlib.contextmanager

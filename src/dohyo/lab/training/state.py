@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from dohyo.contract import split
 from dohyo.errors import DohyoError, reporting
 from dohyo.files import replacing
+from dohyo.lab.claims import check_checkpoint
 from dohyo.lab.folder import CHECKPOINT, as_values, check_values
 from dohyo.lab.training.config import LoopConfig, Progress, StepConfig, resumable_fields
 from dohyo.lab.training.processes import gather
@@ -138,6 +139,11 @@ class State:
         self.model.load_state_dict(checkpoint["model"])
         own = self.optimiser.state_dict()  # its options depend on the machine, so only its moments are restored
         self.optimiser.load_state_dict({**own, "state": checkpoint["optimiser"]["state"]})
+        for parameter, moments in self.optimiser.state.items():
+            for name, moment in moments.items():
+                if isinstance(moment, Tensor) and moment.dim() and moment.shape != parameter.shape:
+                    raise DohyoError(f"{name} of the optimiser is {tuple(moment.shape)}, its parameter {tuple(parameter.shape)}")
+                moments[name] = moment.clone() if isinstance(moment, Tensor) else moment  # a stranger's may overlap
         self.best = checkpoint["best"]
         self.order.set_state(checkpoint["order"])
         noise = checkpoint["noise"][fabric.global_rank]
@@ -200,9 +206,11 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DohyoError(f"{folder}: has no {CHECKPOINT} yet; train it first (--resume {folder})")
     try:
+        check_checkpoint(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can make torch and pickle raise anything
-        raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged ({type(error).__name__})") from error
+        reason = str(error) if isinstance(error, DohyoError) else type(error).__name__
+        raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged ({reason})") from error
     parts = {"model": dict, "best": dict, "optimiser": dict, "config": dict, "numbers": dict, "noise": list}
     if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(key), kind) for key, kind in parts.items()):
         raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged")
@@ -210,5 +218,8 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     tasks = [isinstance(noise, dict) and "task" in noise for noise in checkpoint["noise"]]
     if set(checkpoint["numbers"]) != known or not all(tasks):
         raise DohyoError(f"{path}: was made by another version of dohyo; start a new run, or resume it with that version")
-    check_values(checkpoint["numbers"], _NUMBERS, path, "start a new run")
+    numbers = check_values(checkpoint["numbers"], _NUMBERS, path, "start a new run")
+    for name, number in numbers.items():
+        if isinstance(number, int) and not 0 <= number < 2**53:
+            raise DohyoError(f"{path}: {name} is {number!r:.40}; start a new run")
     return checkpoint

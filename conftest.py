@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 from matplotlib.figure import Figure
 
-from dohyo.lab.plots import densities
-from real import write_unrendered
+from real import leave_unplotted, write_unrendered
 
 # test_report has a run of every command with its pictures; those of the studies are rendered where their numbers are checked.
 RENDERED = ("test_plots", "test_plots_densities", "test_plots_rewards", "test_report", "test_report_page", "test_studies")
@@ -15,7 +14,8 @@ RENDERED = ("test_plots", "test_plots_densities", "test_plots_rewards", "test_re
 @pytest.fixture(scope="module", autouse=True)
 def _unrendered_pictures(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(densities, "_TERMS", 100)  # a mean over fewer z is a density, too
+        patch.setattr("dohyo.lab.plots.densities._TERMS", 100)  # a mean over fewer z is a density, too
         if request.path.stem not in RENDERED:
             patch.setattr(Figure, "savefig", write_unrendered)
+            leave_unplotted(patch.setattr)
         yield
