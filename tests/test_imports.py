@@ -34,7 +34,7 @@ ROOMS = {
     "fisher": "contract estimators marginal",
     "kl": "annealing diagnostics evaluation packing",
     "objectives": "contract estimators packing",
-    "models": "contract",
+    "models": "contract packing",
     "annealing": "contract diagnostics estimators evaluation marginal models packing verdict",
     "integrations": "estimators evaluation",
     "dohyo": "annealing contract diagnostics estimators evaluation fisher laws marginal packing tuning verdict",
