@@ -1,11 +1,15 @@
-"""What the latent policy reaches on OR-Library's quadratic problems, in at most so many seconds each.
+"""What the latent policy reaches on OR-Library's quadratic problems, in at most so many seconds each; or, with --plain, how soon
+`dohyo qpbo --instance FILE --index I` and nothing else comes close to the best known values.
 
 Each run has a folder of its own and goes on where it was stopped. The files are in $DOHYO_DATA/qubo. Run as
 `python -m benchmarks.qpbo --size 100`. The policies side by side, with and without entropy, are `dohyo reproduce qpbo`.
 """
 
 import argparse
+import contextlib
 import os
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +46,44 @@ def library(work: Path, size: int, seconds: float) -> dict[str, Any]:
     return found
 
 
+class _Close(Exception):  # noqa: N818
+    pass
+
+
+def plain(size: int, index: int, seed: int, gap: float) -> dict[str, Any]:
+    """The plain command's run, ended at the first check within the gap: its steps, and seconds of processor and clock."""
+    path, found = Path(os.environ["DOHYO_DATA"]) / "qubo" / f"bqp{size}.txt", {}
+    cpu, clock = time.process_time(), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        own = QPBORun(Path(folder), QPBOConfig(instance=path, index=index, seed=seed, device="cpu"))
+        known = own.problem.maximum or 0
+
+        def on_epoch(record: dict[str, Any]) -> None:
+            found.update(step=record["step"], gap=1 - record["best_reward"] / known)
+            if found["gap"] <= gap:
+                raise _Close
+
+        with contextlib.suppress(_Close):
+            own.train(launch("cpu"), on_epoch)
+    found |= {"steps_in_all": own.config.steps, "cpu_seconds": time.process_time() - cpu, "seconds": time.monotonic() - clock}
+    print(size, index, seed, found, flush=True)
+    return {"size": size, "index": index, "seed": seed, **found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=100, help="of the problems: 50, 100, 250 or 500 variables")
     parser.add_argument("--seconds", type=float, default=180.0, help="for each problem")
+    parser.add_argument("--plain", type=float, help="a gap, 0.005 say: the plain command until then, on 100 and 500 variables")
     parser.add_argument("--work", type=Path, default=Path("runs/qpbo"), help="the folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if options.plain is not None:
+        cases = [(size, index, seed) for size in (100, 500) for index in range(1, 6) for seed in (0, 1)]
+        runs = [plain(*case, options.plain) for case in cases]
+        save(options.out / "qpbo_plain.json", {"gap": options.plain, "runs": runs} | environment())
+        return
     found = library(options.work, options.size, options.seconds)
     save(options.out / f"qpbo_bqp{options.size}.json", {"runs": found} | environment())
 

@@ -75,7 +75,7 @@ def _made(name: str) -> Path:
         "replicas": [*train, "--replicas", "2"],
         "funnel": ["reverse-kl", "--steps", "20", "--check-every", "10", "--check-draws", "25", "--check-terms", "5",
                    "--test-draws", "25", "--test-terms", "5", *SMALL],
-        "bits": ["qpbo", "--variables", "10", "--steps", "20", "--check-every", "10", *SMALL],
+        "bits": ["qpbo", "--variables", "10", "--policy", "latent", "--steps", "20", "--check-every", "10", *SMALL],
     }  # fmt: skip
     folder = Path(_MADE.name, name)
     assert main([*lines[name], "--out", str(folder), "--json"]) == 0

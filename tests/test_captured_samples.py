@@ -35,7 +35,7 @@ def member(kind: str, seed: int, problem: Any = PROBLEM, target: Target | None =
         config = ReverseKLConfig(seed=seed, **options)
         torch.manual_seed(seed)
         return Replica(GaussianLVM(2, 8, 3), OnDraws(), config), config.objective(target or Funnel())
-    policy = QPBOConfig(seed=seed, variables=6, **options)
+    policy = QPBOConfig(**{"policy": "latent", "seed": seed, "variables": 6, **options})
     task = Optimise(Best(problem), 2.0)
     objective = policy.objective(task.best, lambda: task.entropy, lambda: task.scale)
     return Replica(policy.build_policy(6), task, policy), objective

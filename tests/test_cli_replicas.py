@@ -179,7 +179,7 @@ def test_replicas_of_the_other_commands(
     assert f"each: {found[0]:.3f}, {found[1]:.3f}" in said
     assert main([*kl, "--seed", "5", "--k-seed", "4", "--steps", "8", "--out", "alone"]) == 0
     assert json.loads(Path("alone/result.json").read_text())["reverse_kl"] == pytest.approx(found[1], abs=1e-4)
-    qpbo = ["qpbo", *sizes, "--variables", "6", "--replicas", "2", "--check-every", "5"]
+    qpbo = ["qpbo", "--policy", "latent", *sizes, "--variables", "6", "--replicas", "2", "--check-every", "5"]
     assert main([*qpbo, "--steps", "5", "--out", "bits"]) == 0
     assert main(["qpbo", "--resume", "bits", "--steps", "10"]) == 0
     result = json.loads(Path("bits/result.json").read_text())

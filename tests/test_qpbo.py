@@ -23,7 +23,7 @@ from real import command, finished, finished_together, kill_until_done, same_run
 
 from problems import all_bits
 
-SMALL = ["--hidden", "16", "--latent", "4", "--batch-size", "20", "--device", "cpu"]
+SMALL = ["--policy", "latent", "--hidden", "16", "--latent", "4", "--batch-size", "20", "--device", "cpu"]
 TWO = "2\n3 4\n1 1 3\n1 2 -4\n2 3 7\n3 3 -2\n4 3\n1 4 5\n2 2 -1\n3 4 -6\n"  # problem 1: max 12 at (0, 1, 1); problem 2: 10
 REAL = Path(os.environ["DOHYO_DATA"]) / "qubo" if os.environ.get("DOHYO_DATA") else None
 SECONDS = ("seconds", "seconds_per_step", "seconds_to_best")
@@ -50,7 +50,7 @@ def without(found: dict[str, Any], *names: str) -> dict[str, Any]:
 def train(folder: Path, stop: int | None = None, **options: Any) -> dict[str, Any] | None:
     """A run in this process, ended as if killed after `stop` checks."""
     sizes: dict[str, Any] = {"hidden": 16, "latent": 4, "batch_size": 20, "device": "cpu", "checkpoint_seconds": 0.0}
-    own = QPBORun(folder, QPBOConfig(**sizes | options))
+    own = QPBORun(folder, QPBOConfig(**{"policy": "latent", **sizes, **options}))
     folder.mkdir(exist_ok=True)
     own.write_config()
 
@@ -238,7 +238,8 @@ def test_a_constant_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_schedules_of_entropy_and_learning_rate() -> None:
-    config = QPBOConfig(variables=5, steps=100, entropy=0.4, entropy_decay="linear", decay="linear", restarts=2)
+    options: dict[str, Any] = {"variables": 5, "policy": "latent", "steps": 100, "entropy": 0.4}
+    config = QPBOConfig(**options, entropy_decay="linear", decay="linear", restarts=2)
     assert [config.entropy_at(step) for step in (0, 25, 50, 75)] == pytest.approx([0.4, 0.2, 0.4, 0.2])
     assert [config.rate(Progress(step=step)) for step in (0, 25, 50)] == pytest.approx([1e-3, 5e-4, 1e-3])
     task, progress, seen = Optimise(Best(random_qpbo(5, seed=0)), scale=1.0), Progress(), []
@@ -250,8 +251,35 @@ def test_schedules_of_entropy_and_learning_rate() -> None:
             steps += 1
         assert steps == 50  # check_every is 100, but a new training begins a new epoch
     assert seen == pytest.approx([0.4 * (1 - step % 50 / 50) for step in range(100)])
-    constant = QPBOConfig(variables=5, steps=100, entropy=0.4)
+    constant = QPBOConfig(**options)
     assert {constant.entropy_at(step) for step in (0, 50, 99)} == {0.4}
+
+
+def test_what_is_left_out_depends_on_the_policy(tmp_path: Path) -> None:
+    """Many fast trainings of independent bits, longer ones for larger problems; of other policies one, as in the paper."""
+    fast, slow = QPBOConfig(variables=500), QPBOConfig(variables=500, policy="latent")
+    names = ("policy", "learning_rate", "epsilon", "entropy", "entropy_decay", "steps", "restarts")
+    assert [getattr(fast, name) for name in names] == ["independent", 0.3, 1e-8, 0.05, "linear", 20_000, 20]
+    assert [getattr(slow, name) for name in names] == ["latent", 1e-3, 1e-3, 0.0, "none", 5_000, 1]
+    assert QPBOConfig(variables=3).restarts == 100
+    assert QPBOConfig(variables=30_000).restarts == 1
+    assert QPBOConfig(variables=500, entropy=0.0, restarts=3, steps=7).entropy == 0  # what is given counts
+    (tmp_path / "two.txt").write_text(TWO)
+    run = QPBORun(tmp_path / "a", QPBOConfig(instance=tmp_path / "two.txt", index=1, steps=600, device="cpu"))
+    assert run.config.restarts == "auto"  # until the file is read
+    run.folder.mkdir()
+    run.write_config()
+    assert yaml.safe_load((tmp_path / "a/config.yaml").read_text())["restarts"] == 3
+    assert run.train(launch("cpu"))["best_reward"] == 12
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REAL is None, reason="needs DOHYO_DATA")
+def test_the_plain_command_comes_close(tmp_path: Path) -> None:
+    assert REAL is not None
+    done = run("--instance", str(REAL / "bqp100.txt"), "--index", "1", "--device", "cpu", "--out", "a", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path / "a")["gap"] <= 0.005
 
 
 def test_restarts_begin_anew(tmp_path: Path) -> None:
@@ -268,8 +296,16 @@ def test_restarts_begin_anew(tmp_path: Path) -> None:
     assert found["restarts"] == 3
 
 
+def test_independent_bits_begin_uniform_and_then_at_random() -> None:
+    first, second, third = (QPBOConfig(variables=50).build_policy(50, restart).bias.std() for restart in range(3))
+    assert first == 0
+    assert 0.5 < second < 2
+    assert second != third
+
+
 def test_each_restart_has_parameters_of_its_own(tmp_path: Path) -> None:
-    config = QPBOConfig(variables=10, hidden=8, latent=2, restarts=2, steps=10, check_every=5, device="cpu")
+    sizes: dict[str, Any] = {"policy": "latent", "hidden": 8, "latent": 2}
+    config = QPBOConfig(variables=10, **sizes, restarts=2, steps=10, check_every=5, device="cpu")
     firsts = [config.build_policy(10, restart).state_dict() for restart in range(2)]
     assert not torch.equal(firsts[0]["decoder.0.weight"], firsts[1]["decoder.0.weight"])
     seen = []
@@ -465,7 +501,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--variables 5 --estimator sumoo", "did you mean 'sumo'"),
         ("--variables 5 --policy gru --estimator sumoo", "did you mean 'sumo'"),
         ("--variables 5 --encoder sleap", "did you mean 'sleep'"),
-        ("--variables 5 --encoder same", "trains the encoder on noise"),
+        ("--variables 5 --policy latent --encoder same", "trains the encoder on noise"),
         ("--variables 5 --entropy-decay lineer", "did you mean 'linear'"),
         ("--variables 5 --decay lineer", "did you mean 'linear'"),
         ("--variables 5 --baseline leave-one", "did you mean 'leave-one-out'"),
@@ -480,7 +516,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--variables 5 --restarts 9 --steps 5", "restarts is 9, more than the 5 steps"),
         ("--variables 5 --batch-size 0", "batch_size is 0"),
         ("--variables 5 --hidden 0", "hidden is 0"),
-        ("--variables 5 --cost 1", "cost is 1"),
+        ("--variables 5 --policy latent --cost 1", "cost is 1"),
         ("--variables 5 --colour red", "colour"),
     ],
 )
@@ -530,7 +566,7 @@ def test_the_scale_of_a_noisy_reward_is_kept(
 
 
 def test_lost_parameters_end_the_run_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["qpbo", "--variables", "6", "--learning-rate", "1e37", "--device", "cpu", "--entropy", "0.1"]
+    command = ["qpbo", "--variables", "6", *SMALL, "--learning-rate", "1e37", "--entropy", "0.1"]
     assert main([*command, "--steps", "20", "--check-every", "5", "--out", str(tmp_path / "a")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -130,3 +130,12 @@ def test_the_smoke_preset(killed: tuple[Path, dict[str, bytes], str]) -> None:
     for each in report["pictures"]:
         assert list(picture(folder / each["file"])["runs"]) == ["latent, SUMO", "latent, IWAE"]
         assert (folder / each["file"]).with_suffix(".svg").exists()
+
+
+def test_the_study_trains_every_policy_once(tmp_path: Path) -> None:
+    """Whatever `dohyo qpbo` does by default: entropy that does not fall, and no new beginnings."""
+    study = Policies.at("small")
+    for name, options in study.cells().items():
+        config = study.run_of(name, options, tmp_path).config
+        assert (config.entropy, config.entropy_decay, config.restarts, config.decay) == (options["entropy"], "none", 1, "none")
+        assert (config.learning_rate, config.epsilon, config.batch_size) == (options["learning_rate"], 1e-8, 100)

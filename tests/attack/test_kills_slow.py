@@ -25,7 +25,7 @@ RUNS = {
     "replicas": ["train", *SMALL, "--epochs", "8", "--replicas", "2", "--checkpoint-seconds", "0"],
     "reverse-kl": shlex.split("reverse-kl --target funnel --estimator iwae --cost 3 --hidden 8 --latent 2 --steps 30 "
                               "--check-every 10 --check-draws 50 --test-draws 100 --checkpoint-seconds 0 --device cpu"),
-    "qpbo": shlex.split("qpbo --variables 9 --hidden 8 --latent 2 --steps 40 --check-every 9 "
+    "qpbo": shlex.split("qpbo --variables 9 --policy latent --hidden 8 --latent 2 --steps 40 --check-every 9 "
                         "--checkpoint-seconds 0 --device cpu"),
     "reproduce": shlex.split("reproduce convergence --scale smoke --trials 2 --device cpu"),
 }  # fmt: skip

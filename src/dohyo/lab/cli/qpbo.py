@@ -10,9 +10,9 @@ from dohyo.lab.experiments.qpbo import QPBORun
 from dohyo.lab.parsing import Parser
 
 _EXAMPLES = """examples:
+  dohyo qpbo --instance bqp100.txt --index 1 --out runs/p
   dohyo qpbo --variables 100 --policy latent --estimator sumo --cost 15 --entropy 0.1 --steps 5000 --seed 0 --out runs/q
-  dohyo qpbo --instance bqp100.txt --index 1 --policy latent --estimator sumo --cost 15 --steps 5000 --out runs/r
-  dohyo qpbo --reward package.module:function --variables 60 --policy latent --out runs/s
+  dohyo qpbo --reward package.module:function --variables 60 --out runs/s
   dohyo qpbo --instance G1.txt --policy nade --entropy 0.1 --entropy-decay linear --out runs/t
   dohyo qpbo --variables 100 --replicas 3 --out runs/u
   dohyo qpbo --resume runs/q --steps 10000
@@ -37,6 +37,6 @@ def _summary(result: dict[str, Any]) -> list[str]:
     how = f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}, " if "estimator" in result else ""
     several = f"best of {len(result['replicas'])} replicas: " if result.get("replicas") else ""
     length = f"{count(result['steps'])} steps, {1000 * result['seconds_per_step']:.1f} ms a step"
-    first = (f"{several}best reward {result['best_reward']:.10g}{beside}, mean {result['mean_reward']:.6g}, {how}{length}, "
-             f"best after {result['seconds_to_best']:.0f} s")  # fmt: skip
+    first = (f"{several}best reward {result['best_reward']:.10g}{beside}, mean {result['mean_reward']:.6g}, "
+             f"{result['policy']} policy, {how}{length}, best after {result['seconds_to_best']:.0f} s")  # fmt: skip
     return [first, *each_replica(result, "best_reward")]

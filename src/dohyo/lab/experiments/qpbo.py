@@ -32,6 +32,10 @@ from dohyo.objectives import KDraw, Reinforce, SamplingEncoder
 
 SCALE_SAMPLES = 1000  # uniform x, for the scale of the rewards
 LAST_SAMPLES = 1000  # of the trained policy, for its mean reward
+# What is left out depends on the policy. The independent one is trained many times, fast, while its entropy is let go; the others
+# as in the paper.
+_PAPER = {"learning_rate": 1e-3, "epsilon": 1e-3, "entropy": 0.0, "entropy_decay": "none", "steps": 5_000}
+_FAST = {"learning_rate": 0.3, "epsilon": 1e-8, "entropy": 0.05, "entropy_decay": "linear", "steps": 20_000}
 
 PolicyName = Literal["latent", "independent", "gru", "nade"]
 Baseline = Literal["leave-one-out", "none"]
@@ -43,14 +47,17 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
 
     batch_size: int = 100
     optimiser: Optimiser = "adam"
-    epsilon: float = 1e-3
+    learning_rate: float = option(None, "The optimiser's learning rate; by default 0.3 for the independent policy, else 1e-3.")
+    epsilon: float = option(None, "The optimiser's epsilon; by default 1e-8 for the independent policy, else 1e-3.")
     estimator: str = option("sumo", "What estimates the latent policy's log p(x).")
     cost: float = option(
         15.0,
         "The expected number of log-weights of one estimate, as near as the estimator can come; with entropy each step makes "
         "two for each sample.",
     )
-    steps: int = option(5_000, resume=True)
+    steps: int = option(
+        None, "The number of steps; by default 20,000 for the independent policy, which are fast, else 5,000.", resume=True
+    )
     check_every: int = 100
     decay: Decay = "none"
     variables: int | None = option(None, "The number of bits of a random problem, or of your own reward.")
@@ -58,29 +65,40 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
     index: int | None = option(None, "Which problem of a file that holds several, from 1.")
     reward: str | None = option(None, "Your own function as package.module:function, of x (n, d) of 0 and 1.")
     instance_seed: int = option(0, "The seed of a random problem's weights, uniform in [-1, 1].")
-    policy: PolicyName = option("latent", "The distribution of x that is trained.")
+    policy: PolicyName = option("independent", "The distribution of x that is trained.")
     encoder: SamplingEncoder | None = option(
         None, "What phi follows, in the latent policy; by default same for bounds and sleep for unbiased estimators."
     )
     k_draw: KDraw = option("datum", "How often K is drawn.")
-    entropy: float = option(0.0, "The weight of the policy's entropy against the reward after scaling.")
-    entropy_decay: Decay = option("none", "Whether the weight of the entropy falls.")
+    entropy: float = option(
+        None,
+        "The weight of the policy's entropy against the scaled reward; by default 0.05 for the independent policy, else 0.",
+    )
+    entropy_decay: Decay = option(
+        None, "Whether the weight of the entropy falls in each training; by default linear for the independent policy, else none."
+    )
     scale: float | Literal["auto"] = option(
         "auto", "What rewards are divided by; auto is their standard deviation under uniform x."
     )
     baseline: Baseline = option("leave-one-out", "What is subtracted from a sample's reward.")
-    restarts: int = option(
-        1,
+    restarts: int | Literal["auto"] = option(
+        "auto",
         "How many times a new policy is trained, each on its share of the steps; the best of all samples counts. Steps that are "
-        "added later continue the last training.",
+        "added later continue the last training. auto is 1, and for the independent policy as many as have two steps for each "
+        "variable, or 200.",
     )
 
     def __post_init__(self) -> None:
+        for name, value in (_FAST if self.policy == "independent" else _PAPER).items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        if self.restarts == "auto" and (self.policy != "independent" or self.variables is not None):
+            self.restarts = self.trainings(self.variables or 1)
         super().__post_init__()
-        self._at_least_one("hidden", "latent", "restarts")
+        self._at_least_one("hidden", "latent", *([] if self.restarts == "auto" else ["restarts"]))
         check_seed("instance_seed", self.instance_seed)
         named(ESTIMATORS, self.estimator, "estimator")  # checked even where the policy needs none
-        if self.restarts > self.steps:
+        if self.restarts != "auto" and self.restarts > self.steps:
             raise DohyoError(f"restarts is {self.restarts}, more than the {self.steps} steps; each training needs at least one")
         if self.scale != "auto" and not 0 < self.scale < math.inf:
             raise DohyoError(f"scale is {self.scale}; it must be positive and finite")
@@ -107,11 +125,18 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
         torch.manual_seed(self.seed + 5_000_011 * restart)
         sizes = {"latent": {"hidden": self.hidden, "latent": self.latent}, "independent": {}}
         arguments: dict[str, Any] = sizes.get(self.policy, {"hidden": self.hidden})
-        return POLICIES[self.policy](variables=variables, **arguments)
+        policy = POLICIES[self.policy](variables=variables, **arguments)
+        if self.policy == "independent" and restart > 0:  # it has one beginning, the uniform one: most trainings would end alike
+            nn.init.normal_(policy.get_parameter("bias"))
+        return policy
+
+    def trainings(self, variables: int) -> int:
+        """What restarts auto stands for."""
+        return max(1, self.steps // max(200, 2 * variables)) if self.policy == "independent" else 1
 
     def restart(self, step: int) -> tuple[int, float]:
         """Which training a step belongs to, counted from 0, and what share of it is done."""
-        done = step * self.restarts / self.steps
+        done = step * int(self.restarts) / self.steps
         return math.floor(done), done % 1
 
     def entropy_at(self, step: int) -> float:
@@ -241,10 +266,12 @@ class QPBORun(ReplicatedRun[QPBOConfig]):
         return super().joined(results) | {key: best[key] for key in own}
 
     def write_config(self) -> None:
-        _ = self.parts  # which replace scale auto by a number
+        _ = self.parts  # which replace auto by numbers
         super().write_config()
 
     def make_parts(self) -> tuple[nn.Module, Optimise, Reinforce]:
+        if self.config.restarts == "auto":
+            self.config = dataclasses.replace(self.config, restarts=self.config.trainings(self.problem.variables))
         if isinstance(self.config.scale, str):  # the number goes into the config: a resumed run keeps it
             generator = torch.Generator().manual_seed(0)  # the same x for every run of a problem
             x = torch.randint(2, (SCALE_SAMPLES, self.problem.variables), generator=generator).float()

@@ -102,6 +102,8 @@ class Policies(Study[PoliciesConfig]):
             **_POLICIES[options["policy"]],
             **{key: options[key] for key in shared},
             steps=_FOREVER,
+            entropy_decay="none",
+            restarts=1,
             max_seconds=options["seconds"],
             device=self.config.device,
         )
