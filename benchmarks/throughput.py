@@ -6,10 +6,12 @@ backward, and the same pass with every datum padded to the longest count in the 
 with bootstrap intervals, because K is random and rare long passes count; medians are given too. Goals: SUMO at most 1.15 of
 IWAE-15, its `reduce` under a tenth of its pass. All is done on one thread, by CPU time, which others on the machine hardly
 disturb, and on two, by the wall, where the network gains and `reduce` does not; there the means want a quiet machine. Last
-come time and peak memory of SymmetricSUMO.reduce at 2,000 log-weights a datum.
+come time and peak memory of SymmetricSUMO.reduce at 2,000 log-weights a datum. Before all that, `benchmarks.epochs` puts whole
+epochs of `fit` beside a loop written by hand; `--only epochs` measures nothing else and keeps the rest of the file.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
@@ -28,6 +30,7 @@ import dohyo
 from dohyo.models import VAE
 from dohyo.packing import reduce_packed
 
+from benchmarks import epochs
 from benchmarks.weights import environment, save
 
 BATCH, COST, SEED = 100, 15, 0
@@ -166,13 +169,28 @@ def on_threads(threads: int, rounds: int, padded_rounds: int) -> dict[str, Any]:
     }
 
 
+def epochs_record(threads: list[int], rounds: int) -> dict[str, Any]:
+    """Epochs of `fit` beside a loop by hand, and how they were measured."""
+    config = environment() | {"batch": BATCH, "steps": epochs.STEPS, "rounds": rounds, "validation_data": epochs.VALID}
+    config |= {"validation_terms": epochs.VALID_TERMS, "seed": epochs.SEED, "goals": epochs.GOALS}
+    config |= {"clock": "CPU time of the main thread", "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY")}
+    return {"config": config, "runs": [row for n in threads for row in epochs.compared(n, rounds, ratio)]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--padded-rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--epoch-rounds", type=int, default=10)
+    parser.add_argument("--only", choices=("epochs",))
     options = parser.parse_args()
+    measured = epochs_record(options.threads, options.epoch_rounds)
+    if options.only == "epochs":
+        path = options.out / "throughput.json"
+        save(path, (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}) | {"epochs": measured})
+        return
     config = environment() | {"batch": BATCH, "cost": COST, "seed": SEED, "model": "VAE 784-200-200-50", "goals": GOALS}
     config |= {"rounds": options.rounds, "padded_rounds": options.padded_rounds, "most_padded_rows": MOST_ROWS}
     config["estimators"] = {name: dohyo.to_dict(estimator) for name, estimator in ESTIMATORS.items()}
@@ -183,7 +201,7 @@ def main() -> None:
     for row in wides:
         shape = f"{row['data']} x {row['width']}, {'forward and backward' if row['backward'] else 'forward'}"
         print(f"{shape:32s} {row['seconds']:.3f} s, {row['peak_mib']:.0f} MiB")
-    save(options.out / "throughput.json", {"config": config, "passes": passes, "wide_reduce": wides})
+    save(options.out / "throughput.json", {"config": config, "epochs": measured, "passes": passes, "wide_reduce": wides})
 
 
 if __name__ == "__main__":

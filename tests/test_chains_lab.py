@@ -57,10 +57,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> DensityRun:
 
 def test_a_run_through_chains(run: DensityRun) -> None:
     config, result = run.config, json.loads((run.folder / "result.json").read_text())
-    assert (config.estimator, config.cost, config.encoder) == ("iwae", 2.0, "dreg")
+    assert (config.estimator, config.cost, config.encoder) == ("iwae", 4.0, "dreg")
     assert result["test_chains"] == 2  # 20 evaluations of p(x, z), 10 for each
     assert result["test_nll_annealed"] == pytest.approx(result["test_nll"], abs=1.0)
-    assert result["decoder_passes"] == {"forward": 2 * 5.0, "backward": 2 * 6.0}
+    assert result["decoder_passes"] == {"forward": 4 * 5.0, "backward": 4 * 6.0}
     assert [record["lost_chains"] for record in read_records(run.folder)] == [0.0] * 3
     best = load_checkpoint(run.folder)["best"]
     assert best["step"].shape == (3, 4)

@@ -158,5 +158,33 @@ def test_whole_numbers_and_their_means() -> None:
 
 def test_the_warnings_of_all_replicas_are_told(tmp_path: Path) -> None:
     one: dict[str, Any] = {"test_nll": 1.0, "warnings": ["b"]}
-    joined = DensityRun(tmp_path, DensityConfig(replicas=2))._summary([one, one | {"test_nll": 2.0, "warnings": ["a", "b"]}])
+    joined = DensityRun(tmp_path, DensityConfig(replicas=2)).joined([one, one | {"test_nll": 2.0, "warnings": ["a", "b"]}])
     assert joined["warnings"] == ["a", "b"]
+
+
+def test_replicas_of_the_other_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reverse KL: the mean with the spread; policies: the best of all. Each is the run of its seed, and they can be resumed."""
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--hidden", "4", "--latent", "2", "--device", "cpu", "--batch-size", "20"]
+    kl = ["reverse-kl", *sizes, "--check-draws", "25", "--check-terms", "5", "--test-draws", "25", "--test-terms", "5",
+          "--check-every", "4", "--on-divergence", "continue"]  # fmt: skip
+    assert main([*kl, "--seed", "4", "--steps", "8", "--replicas", "2", "--out", "kl"]) == 0
+    said, result = capsys.readouterr().out, json.loads(Path("kl/result.json").read_text())
+    found = [one["reverse_kl"] for one in result["replicas"]]
+    assert [one["seed"] for one in result["replicas"]] == [4, 5]
+    assert result["reverse_kl"] == pytest.approx(sum(found) / 2)
+    assert result["reverse_kl_spread"] == pytest.approx(abs(found[0] - found[1]) / 2**0.5)
+    assert f"each: {found[0]:.3f}, {found[1]:.3f}" in said
+    assert main([*kl, "--seed", "5", "--k-seed", "4", "--steps", "8", "--out", "alone"]) == 0
+    assert json.loads(Path("alone/result.json").read_text())["reverse_kl"] == pytest.approx(found[1], abs=1e-4)
+    qpbo = ["qpbo", *sizes, "--variables", "6", "--replicas", "2", "--check-every", "5"]
+    assert main([*qpbo, "--steps", "5", "--out", "bits"]) == 0
+    assert main(["qpbo", "--resume", "bits", "--steps", "10"]) == 0
+    result = json.loads(Path("bits/result.json").read_text())
+    assert result["best_reward"] == max(one["best_reward"] for one in result["replicas"])
+    assert [one["steps"] for one in result["replicas"]] == [10, 10]
+    assert "best of 2 replicas: best reward" in capsys.readouterr().out
+    assert main(["reverse-kl", *sizes, "--replicas", "0", "--out", "none"]) == 2
+    assert "replicas is 0; it must be at least 1" in capsys.readouterr().err

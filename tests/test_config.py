@@ -56,8 +56,11 @@ def test_a_wrong_choice_in_python_is_our_error(make: Any, options: dict[str, Any
     ("config", "names"),
     [
         (DensityConfig(), "max_rows checkpoint_seconds max_seconds device epochs stop_patience program data_dir test_terms"),
-        (ReverseKLConfig(), "max_rows checkpoint_seconds max_seconds device steps on_divergence test_draws test_terms anneal"),
-        (QPBOConfig(variables=3), "max_rows checkpoint_seconds max_seconds device steps instance"),
+        (
+            ReverseKLConfig(),
+            "max_rows checkpoint_seconds max_seconds device program steps on_divergence test_draws test_terms anneal",
+        ),
+        (QPBOConfig(variables=3), "max_rows checkpoint_seconds max_seconds device program steps instance"),
     ],
 )
 def test_what_a_resumed_run_may_change(config: StepConfig, names: str) -> None:

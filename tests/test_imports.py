@@ -34,7 +34,7 @@ ROOMS = {
     "fisher": "contract estimators marginal",
     "kl": "annealing diagnostics evaluation packing",
     "objectives": "contract estimators packing",
-    "models": "contract",
+    "models": "contract packing",
     "annealing": "contract diagnostics estimators evaluation marginal models packing verdict",
     "integrations": "estimators evaluation",
     "dohyo": "annealing contract diagnostics estimators evaluation fisher laws marginal packing tuning verdict",
@@ -51,7 +51,7 @@ ROOMS = {
     "lab.bank": "diagnostics estimators evaluation lab.claims lab.data packing",
     "lab.evaluations": "estimators evaluation lab.claims lab.folder",
     "lab.training": "annealing contract estimators evaluation lab.claims lab.folder objectives",
-    "lab.fast": "annealing contract lab.training objectives packing",
+    "lab.fast": "annealing contract lab.training laws objectives packing",
     "lab.experiments": "annealing contract diagnostics estimators evaluation kl lab.data lab.evaluations lab.fast lab.folder "
     "lab.parsing lab.rewards lab.targets lab.training models objectives packing verdict",
     "lab.plots": "bounds estimators evaluation kl lab.bank lab.folder",

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Cauchy, Distribution, Independent, LogNormal, Normal, TransformedDistribution
+from torch.distributions import Bernoulli, Cauchy, Distribution, Independent, LogNormal, Normal, TransformedDistribution
 from torch.distributions.transforms import AffineTransform
 
 import dohyo
 from dohyo.models import MODELS, VAE, LatentVariableModel, TwoLayerVAE, build
 from dohyo.models.likelihoods import LEAST_SCALE, LIKELIHOODS
+from dohyo.models.networks import bernoulli, standard_normal
 
 from stats import errors_off
 
@@ -90,6 +91,43 @@ def test_shapes_and_the_split_of_parameters(name: str, likelihood: str) -> None:
     log_q = model.posterior(model.encode(x[rows])).log_prob(z)
     gradients = torch.autograd.grad(log_q.sum(), [*phi, *theta], allow_unused=True)
     assert [g is not None for g in gradients] == [True] * len(phi) + [False] * len(theta)
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("name", ["vae", "vae2"])
+def test_broadcasting_changes_neither_log_weights_nor_gradients(name: str, likelihood: str) -> None:
+    """To the last bit: with x copied for each of its samples, and without."""
+    x, rows = datum(likelihood).repeat(4, 1).view(4, 3, 1), torch.arange(1, 4).repeat_interleave(5)
+
+    def weights(model: LatentVariableModel) -> list[Tensor]:
+        torch.manual_seed(0)
+        log_w = model.log_weights(x, rows)
+        return [log_w, *torch.autograd.grad(log_w.sum(), list(model.parameters()))]
+
+    model = tiny(name, likelihood, latent=2)
+    copying = type("Copying", (type(model),), {})  # a subclass does not inherit it
+    assert model.broadcasts
+    assert not copying.broadcasts
+    found = weights(model)
+    model.__class__ = copying
+    assert all(torch.equal(a, b) for a, b in zip(found, weights(model), strict=True))
+
+
+def test_densities_in_fewer_operations_are_torchs_own() -> None:
+    """To the last bit, with their gradients."""
+    torch.manual_seed(0)
+    value = torch.randn(50, 7, requires_grad=True)
+    normal, logits = standard_normal(7, nn.Linear(1, 1)), torch.randn(50, 7, requires_grad=True)
+    bits, seen = bernoulli(logits), torch.rand(50, 7)
+    torchs_bits = Independent(Bernoulli(logits=logits, validate_args=False), 1, validate_args=False)
+    for ours, torchs, leaf in (
+        (normal.log_prob(value), Independent(Normal(torch.zeros(7), torch.ones(7)), 1).log_prob(value), value),
+        (bits.log_prob(seen), torchs_bits.log_prob(seen), logits),
+    ):
+        weight = torch.randn(50)
+        assert torch.equal(ours, torchs)
+        assert torch.equal(*(torch.autograd.grad((weight * each).sum(), leaf)[0] for each in (ours, torchs)))
+    assert bits.sample().shape == (50, 7)
 
 
 def test_two_layers_have_the_sizes_of_burda_et_al() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dohyo import IWAE, SUMO, estimate, pad, rows
-from dohyo.packing import reduce_packed
+from dohyo.packing import in_order, reduce_packed
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
@@ -18,6 +18,21 @@ def test_rows_and_pad_are_inverse(counts: list[int]) -> None:
     assert torch.equal(padded[padded > -torch.inf], packed)
     assert torch.equal((padded > -torch.inf).sum(1), count)
     assert torch.equal(rows(count), torch.arange(len(counts)).repeat_interleave(count))
+
+
+@given(st.integers(0, 5), st.integers(1, 6), st.integers(1, 6), st.integers(0, 40))
+def test_rows_in_order_are_a_slice_of_the_data(first: int, data: int, n: int, moved: int) -> None:
+    wanted = torch.arange(first, first + data).repeat_interleave(n)
+    assert in_order(wanted) == slice(first, first + data)
+    other = wanted.clone()
+    other[moved % len(other)] += 1
+    found = in_order(other)  # by chance it may still be in order: (0, 0) becomes (0, 1)
+    every = other.unique()
+    by_chance = len(every) == every[-1] - every[0] + 1 and torch.equal(every.repeat_interleave(len(other) // len(every)), other)
+    assert (found is not None) == by_chance
+    assert in_order(wanted.flip(0)) is None or data == 1
+    assert in_order(wanted[:0]) is None
+    assert in_order(wanted.to("meta")) is None
 
 
 @settings(deadline=None)

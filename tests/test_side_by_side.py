@@ -1,5 +1,6 @@
 """`dohyo reproduce --workers` and `--scheduler`: real processes and a real Dask cluster on the loopback, some of them killed."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -262,6 +263,28 @@ def test_wrong_options_are_one_line(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_another_kind_of_server_is_no_scheduler(answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dohyo.lab.studies import cluster
+
+    monkeypatch.setattr(cluster, "_CONNECT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+        def serve() -> None:
+            with server.accept()[0] as stranger, contextlib.suppress(OSError):
+                stranger.settimeout(5)
+                stranger.sendall(answer)
+                while stranger.recv(4096):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ValueError, match=f"no Dask scheduler answers at {address}"):
+            cluster._connect(address)
+        thread.join()
+
+
 def test_torchrun_has_processes_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dohyo.lab.studies.side_by_side import on_this_machine
 
@@ -322,8 +345,10 @@ def test_a_cluster(cluster: Cluster, here: Path, capsys: pytest.CaptureFixture[s
         os.kill(os.getpid(), signal.SIGINT)
 
     def kill() -> None:
-        begun(2, here)
+        both = begun(2, here)
         cluster.workers[0].kill()
+        while all(map(alive, both)):  # the process of its cell ends with it
+            time.sleep(0.02)
         (here / "hold").unlink()
 
     thread = threading.Thread(target=interrupt)

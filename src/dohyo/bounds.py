@@ -6,7 +6,7 @@ at ties. `torch.logcumsumexp` is not used: its second derivative is NaN wherever
 
 from functools import lru_cache, partial
 from itertools import combinations
-from math import comb
+from math import comb, log
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ def leave_out_mean(log_w: Tensor, left_out: int) -> Tensor:
     """
     batch, k = log_w.shape
     if left_out == 0:
-        return log_w.logsumexp(-1) - _integers(k, k + 1, log_w).log().squeeze()
+        return log_w.logsumexp(-1) - log(k)
     blocks = log_w[:, _subsets(k, k - left_out + 1, log_w.device)].flatten(0, 1)
     whole = prefix_log_mean(blocks)[:, -1]
     average = whole - leave_one_out_differences(blocks, blocks.shape[-1])[:, 0]
@@ -117,12 +117,13 @@ def leave_out_mean(log_w: Tensor, left_out: int) -> Tensor:
 def tree_means(log_w: Tensor, m: int, levels: int) -> Tensor:
     """A[:, l, L]: over the first m 2^L weights, the average log-mean of their blocks of m 2^l; 0 where l > L."""
     block = log_w[:, : m << levels].unflatten(-1, (-1, m)).logsumexp(-1)
+    powers = 2 ** torch.arange(levels + 1, device=log_w.device)
     table = []
     for level in range(levels + 1):
         if level:
             block = log_add(block[:, ::2], block[:, 1::2])
-        blocks = 2 ** torch.arange(levels - level + 1, device=log_w.device)
-        average = block.cumsum(-1)[:, blocks - 1] / blocks - _integers(m << level, (m << level) + 1, log_w).log()
+        blocks = powers[: levels - level + 1]
+        average = block.cumsum(-1)[:, blocks - 1] / blocks - log(m << level)
         table.append(torch.cat([torch.zeros_like(average[:, :1]).expand(-1, level), average], -1))
     return torch.stack(table, 1)
 

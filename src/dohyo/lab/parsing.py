@@ -4,7 +4,7 @@ import inspect
 import re
 import textwrap
 from argparse import SUPPRESS
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,14 @@ class Parser(ArgumentParser):
         self.add_argument("--config", action="config", help="a YAML file with these options")
         if printing := self._option_string_actions.get("--print_config"):
             printing.help = "print the options as such a file, and exit"
+
+
+@cache
+def config_parser(config_type: type) -> Parser:
+    """For files that hold the fields of a config; it takes a while to make."""
+    made = Parser()
+    made.add_class_arguments(config_type)
+    return made
 
 
 def _list_choices(action: Any) -> None:

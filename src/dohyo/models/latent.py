@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from dohyo.contract import proposed
+from dohyo.packing import in_order
 
 
 class LatentVariableModel(nn.Module, ABC):
@@ -20,7 +21,17 @@ class LatentVariableModel(nn.Module, ABC):
 
     Give distributions inside a model `validate_args=False`: validation synchronises with the GPU. The proposal's
     parameters are those of the submodule `encoder`, unless `encoder_parameters` is overridden.
+
+    Attributes:
+        broadcasts: Whether `likelihood` also takes z of shape (data, n, latent). On a CPU x is then not copied for each of its n
+            samples, which would take up to 15% of a step. A subclass must say so itself; it is not inherited.
     """
+
+    broadcasts: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.broadcasts = vars(cls).get("broadcasts", False)
 
     @abstractmethod
     def encode(self, x: Tensor) -> Any:
@@ -47,8 +58,11 @@ class LatentVariableModel(nn.Module, ABC):
         """p(x | z)."""
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z), x and z with one row for each pair."""
-        return torch.as_tensor(self.prior().log_prob(z) + self.likelihood(z).log_prob(x))
+        """log p(x, z), x and z with one row for each pair; if the model broadcasts, also with as many rows of z for each x."""
+        log_prior = self.prior().log_prob(z)
+        if len(x) == len(z):
+            return torch.as_tensor(log_prior + self.likelihood(z).log_prob(x))
+        return torch.as_tensor(log_prior + self.likelihood(z.unflatten(0, (len(x), -1))).log_prob(x[:, None]).flatten())
 
     def bind(self, x: Tensor, detach_posterior: bool = False, detach_x: bool = False) -> Callable[[Tensor], Tensor]:
         """rows -> log-weights of x[rows], encoding x once for any number of calls.
@@ -66,7 +80,8 @@ class LatentVariableModel(nn.Module, ABC):
             z = proposal.rsample()
             if detach_posterior:
                 proposal = self.frozen_posterior(own)
-            return self.log_joint(x[rows], proposed(z)) - proposed(proposal.log_prob(z))
+            data = in_order(rows) if self.broadcasts else None
+            return self.log_joint(x[rows if data is None else data], proposed(z)) - proposed(proposal.log_prob(z))
 
         return log_weights
 

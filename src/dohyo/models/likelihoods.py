@@ -5,11 +5,11 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Distribution, Normal
+from torch.distributions import Distribution, Normal
 from torch.nn.functional import softplus
 
 from dohyo.errors import DohyoError
-from dohyo.models.networks import independent
+from dohyo.models.networks import bernoulli, independent
 from dohyo.names import nearest
 
 LEAST_SCALE = 1e-3  # of the Gaussian likelihood, as a share of each dimension's own standard deviation
@@ -57,7 +57,7 @@ class BernoulliPixels(Observed):
         return self.data
 
     def forward(self, output: Tensor) -> Distribution:
-        return independent(Bernoulli(logits=output, validate_args=False))
+        return bernoulli(output)
 
     @torch.no_grad()
     def start_from(self, train: Tensor, bias: Tensor) -> None:

@@ -9,11 +9,11 @@ from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Distribution
+from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from dohyo.models.latent import LatentVariableModel
-from dohyo.models.networks import check_sizes, gaussian, independent, output_bias, standard_normal
+from dohyo.models.networks import bernoulli, check_sizes, gaussian, output_bias, standard_normal
 
 # The standard deviation of output weights at the start: the logits of 200 hidden units are then about 0.1, the policy is
 # near uniform and its samples explore.
@@ -83,7 +83,7 @@ class LatentPolicy(LatentVariableModel):
         return standard_normal(self.latent, self.decoder)
 
     def likelihood(self, z: Tensor) -> Distribution:
-        return independent(Bernoulli(logits=self.decoder(z), validate_args=False))
+        return bernoulli(self.decoder(z))
 
 
 class ExactPolicy(nn.Module, ABC):

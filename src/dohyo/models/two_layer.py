@@ -40,6 +40,8 @@ class TwoLayerVAE(LatentVariableModel):
         torch.Size([3])
     """
 
+    broadcasts = True
+
     def __init__(
         self,
         data: int = 784,

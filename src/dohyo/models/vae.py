@@ -32,6 +32,8 @@ class VAE(LatentVariableModel):
         torch.Size([3])
     """
 
+    broadcasts = True
+
     def __init__(self, data: int = 784, hidden: int = 200, latent: int = 50, likelihood: str = "bernoulli") -> None:
         check_sizes(data=data, hidden=hidden, latent=latent)
         super().__init__()

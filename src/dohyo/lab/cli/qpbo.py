@@ -5,6 +5,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.lab.cli.runs import run_command, run_parser
+from dohyo.lab.cli.screen import count, each_replica
 from dohyo.lab.experiments.qpbo import QPBORun
 from dohyo.lab.parsing import Parser
 
@@ -13,6 +14,7 @@ _EXAMPLES = """examples:
   dohyo qpbo --instance bqp100.txt --index 1 --policy latent --estimator sumo --cost 15 --steps 5000 --out runs/r
   dohyo qpbo --reward package.module:function --variables 60 --policy latent --out runs/s
   dohyo qpbo --instance G1.txt --policy nade --entropy 0.1 --entropy-decay linear --out runs/t
+  dohyo qpbo --variables 100 --replicas 3 --out runs/u
   dohyo qpbo --resume runs/q --steps 10000
 """
 
@@ -33,5 +35,8 @@ def _summary(result: dict[str, Any]) -> list[str]:
     known = result["best_known"]
     beside = "" if known is None else f" (best known {known:.10g}, gap {result['gap']:.2%})"
     how = f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}, " if "estimator" in result else ""
-    return [f"best reward {result['best_reward']:.10g}{beside}, mean {result['mean_reward']:.6g}, {how}{result['steps']} steps, "
-            f"{1000 * result['seconds_per_step']:.1f} ms a step, best after {result['seconds_to_best']:.0f} s"]  # fmt: skip
+    several = f"best of {len(result['replicas'])} replicas: " if result.get("replicas") else ""
+    length = f"{count(result['steps'])} steps, {1000 * result['seconds_per_step']:.1f} ms a step"
+    first = (f"{several}best reward {result['best_reward']:.10g}{beside}, mean {result['mean_reward']:.6g}, {how}{length}, "
+             f"best after {result['seconds_to_best']:.0f} s")  # fmt: skip
+    return [first, *each_replica(result, "best_reward")]

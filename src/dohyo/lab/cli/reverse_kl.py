@@ -5,7 +5,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.lab.cli.runs import run_command, run_parser
-from dohyo.lab.cli.screen import measured, number
+from dohyo.lab.cli.screen import count, each_replica, measured, number, of_replicas
 from dohyo.lab.experiments.reverse_kl import ReverseKLRun
 from dohyo.lab.parsing import Parser
 
@@ -17,6 +17,7 @@ _EXAMPLES = """examples:
   dohyo reverse-kl --target funnel --estimator iwae --cost 15 --on-divergence continue --out runs/i      # watch it fail
   dohyo reverse-kl --target funnel --estimator sumo --encoder variance --optimiser rmsprop --learning-rate 5e-5
                    --epsilon 1e-3 --beta2 0.99 --decay none --out runs/p                                 # the paper's
+  dohyo reverse-kl --target funnel --replicas 3 --out runs/h
   dohyo reverse-kl --resume runs/f --steps 40000
   dohyo reverse-kl --resume runs/f --anneal 8      # the last check again, with annealed weights
 """
@@ -42,10 +43,11 @@ def _summary(result: dict[str, Any]) -> list[str]:
     known, moments = result["log_normaliser"] is not None, result["moments"]
     log_z = f"log Z {_measured(result, 'log_z')}" + (f" (exactly {result['log_normaliser']:.3f})" if known else "")
     kl = f"reverse KL {_measured(result, 'reverse_kl')}"
-    how = (f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}, {result['steps']} steps, "
+    how = (f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}, {count(result['steps'])} steps, "
            f"{result['seconds']:.0f} s")  # fmt: skip
     weights = f"{number(result.get('ess'), 0)} effective samples of {result['test_draws']}, k-hat {number(result['khat'], 2)}"
-    lines = [", ".join([kl, log_z, how] if known else [log_z, f"{kl} with it", how])]
+    lines = [of_replicas(result) + ", ".join([kl, log_z, how] if known else [log_z, f"{kl} with it", how])]
+    lines += each_replica(result, "reverse_kl")
     if not known and None not in (result.get("log_z"), result["training_estimate"]):
         result = {**result, "training_estimate": result["training_estimate"] + result["log_z"]}
     lines.append(f"importance weights: {weights}; training estimate {_measured(result, 'training_estimate')}")

@@ -156,7 +156,7 @@ def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Cal
         def on_test(done: int, total: int) -> None:
             progress.update(testing, completed=done, total=total, visible=True)
 
-        if unit == "step":  # an epoch is what lies between two checks, which can take long
+        if unit == "step" and len(folders) == 1:  # an epoch is what lies between two checks, which can take long
             run.parts[1].on_step = lambda step: progress.update(training, completed=step)
         result: dict[str, Any] = run.train(fabric, on_epoch, on_test)
         return result

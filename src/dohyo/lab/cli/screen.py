@@ -90,6 +90,19 @@ def count(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
+def of_replicas(result: dict[str, Any]) -> str:
+    """How a line about a result begins: with nothing if there is one run."""
+    return f"mean of {len(result['replicas'])} replicas: " if result.get("replicas") else ""
+
+
+def each_replica(result: dict[str, Any], key: str) -> list[str]:
+    """The line about one number of each replica; none if there is one run."""
+    if not result.get("replicas"):
+        return []
+    each = ", ".join(number(replica[key]) for replica in result["replicas"])
+    return [f"each: {each}; their standard deviation is {number(result[f'{key}_spread'])}"]
+
+
 def progress_bar(completed: str, quiet: bool) -> Progress:
     """A progress bar with a note behind it.
 

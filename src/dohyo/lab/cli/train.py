@@ -5,7 +5,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.lab.cli.runs import run_command, run_parser
-from dohyo.lab.cli.screen import count, number, verdict_lines
+from dohyo.lab.cli.screen import count, each_replica, number, of_replicas, verdict_lines
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.parsing import Parser
 
@@ -37,18 +37,15 @@ def _note(record: dict[str, Any]) -> str:
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
-    nll, stderr, replicas = number(result["test_nll"]), number(result["test_nll_stderr"]), result.get("replicas", [])
-    several = f"mean of {len(replicas)} replicas: " if replicas else ""
+    nll, stderr = number(result["test_nll"]), number(result["test_nll_stderr"])
     how = f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}"
     length = f"{count(result['epochs'])} epoch{'s' * (result['epochs'] != 1)}, {result['seconds']:.0f} s"
-    lines = [f"{several}test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {how}, {length}"]
+    lines = [f"{of_replicas(result)}test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {how}, {length}"]
     if "test_nll_annealed" in result:
         chains = f"{result['test_chains']} chains of {result['anneal']} leapfrogs"
         lines.append(f"by {chains}: {number(result['test_nll_annealed'])} ± {number(result['test_nll_annealed_stderr'])}")
         lines += [f"{chains}: verdict: {verdict['reason']}" for verdict in [result.get("verdict_annealed")] if verdict]
     if "test_nll_average" in result:
         lines.append(f"averaged parameters: {number(result['test_nll_average'])} ± {number(result['test_nll_average_stderr'])}")
-    if replicas:
-        each = ", ".join(number(replica["test_nll"]) for replica in replicas)
-        lines.append(f"each: {each}; their standard deviation is {number(result['test_nll_spread'])}")
+    lines += each_replica(result, "test_nll")
     return lines + verdict_lines(result)

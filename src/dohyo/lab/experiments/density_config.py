@@ -23,7 +23,7 @@ from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
 DataKind = Literal["auto", "binary", "grey", "real"]
-_MOST_REPLICAS, _MOST_TERMS, _LARGEST_DATUM = 1000, 100_000, 2**20
+_MOST_TERMS, _LARGEST_DATUM = 100_000, 2**20
 Clip = float | Literal["auto"] | None
 
 
@@ -60,7 +60,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     )
     cost: float | None = option(  # type: ignore[assignment]
         None,
-        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 2 chains.",
+        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 4 chains.",
     )
     max_terms: int | None = option(
         None, "The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit."
@@ -76,21 +76,14 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     )  # type: ignore[assignment]  # a number or None once it is made
     clip_encoder: Clip = option("auto", "The same for phi; auto is 10 for bounds, 5000 for encoder variance, else 125.")  # type: ignore[assignment]
     test_terms: int = option(5000, "The test NLL is by IWAE with this many terms.", resume=True)
-    replicas: int = option(
-        1,
-        "How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean and "
-        "spread. Each has its own data order and noise; K is common to all.",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least_one("test_terms", "hidden", "latent", "replicas", "max_terms")
+        self._at_least_one("test_terms", "hidden", "latent", "max_terms")
         if self.anneal < 0:
             raise DohyoError(f"anneal is {self.anneal}; it must be a number of leapfrogs, or 0 for samples of the encoder")
         self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
-        self.cost = self.cost if self.cost is not None else 2.0 if self.anneal else 15.0
-        if self.replicas > _MOST_REPLICAS:
-            raise DohyoError(f"replicas is {self.replicas}; it must be at most {_MOST_REPLICAS}: start several commands for more")
+        self.cost = self.cost if self.cost is not None else 4.0 if self.anneal else 15.0
         if self.max_terms is not None and self.max_terms > _MOST_TERMS:
             raise DohyoError(f"max_terms is {self.max_terms}; it must be at most {_MOST_TERMS}, or null for no limit")
         check_seed("data_seed", self.data_seed)

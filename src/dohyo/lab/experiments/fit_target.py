@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dohyo.errors import DohyoError
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
 from dohyo.lab.folder import DRAWS
 from dohyo.lab.targets import target
@@ -87,6 +88,8 @@ def fit_target(
     """
     own = target(log_density, dimension)
     config = ReverseKLConfig(target=own.name, dimension=own.dimension, **options)
+    if config.replicas > 1:
+        raise DohyoError(f"replicas is {config.replicas}; one model is fitted here: dohyo reverse-kl --replicas fits several")
     with nullcontext(folder) if folder is not None else tempfile.TemporaryDirectory() as place:
         run = ReverseKLRun(Path(place), config)
         run.target = own

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,8 @@ from dohyo.errors import DohyoError, check_seed
 from dohyo.estimators import ESTIMATORS
 from dohyo.evaluation import isolated
 from dohyo.files import resolved
-from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator
+from dohyo.lab.experiments.replicated import ReplicatedRun
+from dohyo.lab.experiments.run import EstimatorConfig, OnTest, about_estimator
 from dohyo.lab.folder import LEARNING_CURVES, read_records
 from dohyo.lab.rewards import Quadratic, Reward, load, random_qpbo, reward
 from dohyo.lab.training import DrawsConfig
@@ -176,7 +177,9 @@ class Optimise(OnDraws):
             self.restart = restart
             with torch.random.fork_rng(devices=[]):  # parameters are made on the CPU
                 state.model.load_state_dict(config.build_policy(self.best.problem.variables, restart).state_dict())
-            state.optimiser.state.clear()
+            for kept in state.optimiser.state.values():  # in place: a captured step holds these tensors
+                for value in kept.values():
+                    value.zero_()
 
     def batches(self, config: Any, progress: Progress, order: torch.Generator) -> Iterator[Tensor]:
         """Up to the next check, or to the start of the next training."""
@@ -187,6 +190,20 @@ class Optimise(OnDraws):
             self.entropy = config.entropy_at(progress.step)
             self.best.now = progress.step + 1
             yield index
+
+    @property
+    def values(self) -> Callable[[Tensor], Tensor] | None:
+        """The rewards without checks of x, where they can be computed on any device; None for a reward of the user's own."""
+        return self.best.problem.values if isinstance(self.best.problem, Quadratic) else None
+
+    @property
+    def tolerance(self) -> float:
+        return float(getattr(self.best.problem, "tolerance", 0.0))
+
+    def found(self, x: Tensor, step: int) -> None:
+        """Keep a sample that a captured step found to be the best."""
+        self.best.now = step
+        self.best(x[None])
 
     def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
         return {"best_reward": float(max(gather(fabric, self.best.value)))}
@@ -204,14 +221,24 @@ class Optimise(OnDraws):
             raise DohyoError(f"{problem.name}: the best x of the run earns another reward now; has the file been changed?")
 
 
-class QPBORun(Run[QPBOConfig]):
+class QPBORun(ReplicatedRun[QPBOConfig]):
     """A run of `dohyo qpbo`."""
 
-    command, config_type = "qpbo", QPBOConfig
+    command, config_type, outcome = "qpbo", QPBOConfig, "best_reward"
 
     @cached_property
     def problem(self) -> Reward:
-        return self.config.problem()
+        return self.config.problem() if self.of is None else self.of.problem
+
+    def replica_configs(self) -> list[QPBOConfig]:
+        _ = self.parts  # which replace scale auto by a number, for all
+        return super().replica_configs()
+
+    def joined(self, results: list[dict[str, Any]]) -> dict[str, Any]:
+        """As for other runs, but the best of all replicas counts, with its x, and when it was found."""
+        best = max(results, key=lambda one: (one["best_reward"], -one["evaluations_to_best"]))
+        own = ("best_reward", "best_x", "gap", "seconds_to_best", "evaluations_to_best")
+        return super().joined(results) | {key: best[key] for key in own}
 
     def write_config(self) -> None:
         _ = self.parts  # which replace scale auto by a number

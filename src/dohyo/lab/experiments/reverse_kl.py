@@ -17,7 +17,8 @@ from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
 from dohyo.files import replacing
 from dohyo.kl import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
-from dohyo.lab.experiments.run import EstimatorConfig, OnTest, Run, about_estimator, silent
+from dohyo.lab.experiments.replicated import ReplicatedRun
+from dohyo.lab.experiments.run import EstimatorConfig, OnTest, about_estimator, silent
 from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
 from dohyo.lab.training import DrawsConfig
@@ -134,14 +135,15 @@ class TowardsTarget(OnDraws):
         self.diverged = state["diverged"]
 
 
-class ReverseKLRun(Run[ReverseKLConfig]):
+class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
     """A run of `dohyo reverse-kl`."""
 
     command, config_type, tested_by = "reverse-kl", ReverseKLConfig, ("test_draws", "test_terms", "anneal")
+    outcome = "reverse_kl"
 
     @cached_property
     def target(self) -> Target:
-        return target(self.config.target, self.config.dimension)
+        return target(self.config.target, self.config.dimension) if self.of is None else self.of.target
 
     def make_parts(self) -> tuple[nn.Module, TowardsTarget, ReverseKL]:
         config = self.config

@@ -28,7 +28,7 @@ from dohyo.lab.folder import (
     write_config,
     write_result,
 )
-from dohyo.lab.parsing import Parser
+from dohyo.lab.parsing import config_parser
 from dohyo.lab.training import train
 from dohyo.lab.training.config import Options, StepConfig, option
 from dohyo.lab.training.locks import only_writer
@@ -39,16 +39,29 @@ from dohyo.names import named
 C = TypeVar("C", bound=StepConfig)
 OnEpoch = Callable[[dict[str, Any]], None]
 OnTest = Callable[[int, int], None]
+_MOST_REPLICAS = 1000
 
 
 @dataclass
 class EstimatorConfig(Options):
-    """The size of the latent-variable model, and the estimator of its log p(x)."""
+    """The size of the latent-variable model, the estimator of its log p(x), and how many such runs."""
 
     hidden: int = option(200, "Units in each hidden layer.")
     latent: int = option(20, "Latent dimensions.")
     estimator: str = option("sumo", "What theta follows.")
     cost: float = option(15.0, "The expected number of log-weights for each estimate, as near as the estimator can come.")
+
+    replicas: int = option(
+        1,
+        "How many runs, with seeds from `seed` on, in one program where the model allows it; the result is their mean and "
+        "spread. Each has its own data order and noise; K is common to all.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # of the loop's config
+        if not 1 <= self.replicas <= _MOST_REPLICAS:
+            wanted = f"it must be at least 1 and at most {_MOST_REPLICAS}: start several commands for more"
+            raise DohyoError(f"replicas is {self.replicas}; {wanted}")
 
     def make_estimator(self, max_terms: int | None = None) -> Estimator:
         return named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, max_terms)
@@ -88,10 +101,9 @@ class Run(ABC, Generic[C]):
     def open(cls, folder: Path) -> Self:
         """The run that a folder holds."""
         check_links(folder)
-        values, parser = read_config(folder), Parser()
-        parser.add_class_arguments(cls.config_type)
+        values = read_config(folder)
         try:
-            return cls(folder, cls.config_type(**parser.parse_object(values).as_dict()))
+            return cls(folder, cls.config_type(**config_parser(cls.config_type).parse_object(values).as_dict()))
         except DohyoError as error:
             raise DohyoError(f"{folder / CONFIG}: {error}") from error
 

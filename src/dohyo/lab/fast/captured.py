@@ -21,12 +21,12 @@ _OPTIONS = {"combo_kernels": True}  # independent kernels become one launch on a
 WIDEST = 256  # steps with more log-weights are rare and run uncompiled: each doubling takes longer to compile
 
 
-def _show_randn_like() -> None:
-    """Let `noise.Given` handle torch.randn_like also while a network is compiled: by default the compiler bypasses it."""
+def _show_noise() -> None:
+    """Let `noise.Given` handle these functions also while a network is compiled: by default the compiler bypasses it."""
     with contextlib.suppress(ImportError, AttributeError):  # in other versions of torch: models that use it are then not captured
         from torch._dynamo.variables.torch import get_overridable_functions
 
-        get_overridable_functions().add(torch.randn_like)
+        get_overridable_functions().update((torch.randn_like, torch.rand_like, torch.normal))
 
 
 def network(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,13 +36,13 @@ def network(function: Callable[..., Any]) -> Callable[..., Any]:
     from dohyo.lab.fast.products import Products
 
     decompositions[torch.ops.dohyo.proposed.default] = lambda t, n: (t.clone(), t.new_zeros(t.shape[:n]))  # transparent
-    _show_randn_like()
+    _show_noise()
     return torch.compile(function, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": Products()})
 
 
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run only the compiler's front end on a network: a quick test of whether it can be compiled."""
-    _show_randn_like()
+    _show_noise()
     return torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
 
 
@@ -109,6 +109,7 @@ class CompiledFinish(Finish):
 
     def begin(self) -> None:
         super().begin()
+        self.steps.copy_(torch.stack([row[0]["step"] for row in self.learnt]))  # a task may have started them anew
         self.rates.copy_(torch.tensor([state.rate for state in self.states]))
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 from dohyo.annealing import Annealed
 from dohyo.annealing.chain import Source, State
 from dohyo.contract import bound
-from dohyo.lab.fast.noise import Asked, Given
+from dohyo.lab.fast.noise import Asked, Given, Kind
 from dohyo.lab.fast.stacked import Stacked, Weights
 from dohyo.objectives.weighing import bind_options
 
@@ -79,13 +79,14 @@ class StackedChains(Stacked):
         log_w, encoder = self._run("end", self.parameters, self.buffers, rows, fresh, x, code, state)
         return log_w.flatten(), [encoder.flatten()]
 
-    def _asked(self, x: Tensor, rows: Tensor) -> list[torch.Size]:
+    def _asked(self, x: Tensor, rows: Tensor) -> list[tuple[Kind, torch.Size]]:
         with Asked() as asked:
             self.parts.fresh(x, rows)
-            first = len(asked.shapes)
+            first = len(asked.noise)
             _, state = self.parts.start(x, rows)
-            self._order = first, len(asked.shapes)
-        return [*asked.shapes, *[state.v.shape] * (self.steps - 1)]
+            self._order = first, len(asked.noise)
+        again: tuple[Kind, torch.Size] = ("normal", state.v.shape)
+        return [*asked.noise, *[again] * (self.steps - 1)]
 
     def _mapped_part(
         self, part: str, parameters: Tensors, buffers: Tensors, rows: Tensor, noise: list[Tensor], *of_each: Any

@@ -31,31 +31,47 @@ class _Recorded:
     step: torch.cuda.CUDAGraph
 
 
-class Graphs:
-    """Takes steps. Call it with indices and the number of log-weights for each datum.
+class Replayed:
+    """Steps whose samples are drawn on a separate stream, while the previous step is still running.
 
-    Sampling a step's data and noise has a separate graph and stream: it happens while the previous step is still running, and the
-    samples are then copied in one piece to where the step reads them.
+    The samples are then copied in one piece to where the step reads them.
     """
 
-    def __init__(
-        self,
-        draw: Callable[[Tensor, Plan], list[Tensor]],
-        step: Callable[[Sequence[Tensor], Plan], None],
-        generators: Sequence[torch.Generator],
-        device: torch.device,
-    ) -> None:
-        self.draw, self.step, self.generators = draw, step, generators
+    def __init__(self, step: Callable[[Sequence[Tensor], Any], None], device: torch.device) -> None:
+        self.step = step
         self.stream, self.ahead = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
         self.pool, self.pool_ahead = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
-        self.seen: dict[tuple[int, int], tuple[Plan, list[Tensor]]] = {}
-        self.recorded: dict[tuple[int, int], _Recorded] = {}
-        self.memory: dict[int, tuple[Tensor, Tensor]] = {}
         self.free = torch.cuda.Event()
 
     def ready(self) -> None:
         """Make the next sampling wait for all work so far, above all for the indices."""
         self.free.record(self.stream)
+
+    def _replay(self, draws: Callable[[], None], drawn: Tensor, read: Tensor, step: torch.cuda.CUDAGraph) -> None:
+        with torch.cuda.stream(self.ahead):
+            self.ahead.wait_event(self.free)
+            draws()
+        self.stream.wait_stream(self.ahead)
+        read.copy_(drawn)
+        self.free.record(self.stream)
+        step.replay()
+
+
+class Graphs(Replayed):
+    """Takes steps. Call it with indices and the number of log-weights for each datum. Sampling has a separate graph."""
+
+    def __init__(
+        self,
+        draw: Callable[[Tensor, Plan], list[Tensor]],
+        step: Callable[[Sequence[Tensor], Any], None],
+        generators: Sequence[torch.Generator],
+        device: torch.device,
+    ) -> None:
+        super().__init__(step, device)
+        self.draw, self.generators = draw, generators
+        self.seen: dict[tuple[int, int], tuple[Plan, list[Tensor]]] = {}
+        self.recorded: dict[tuple[int, int], _Recorded] = {}
+        self.memory: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, index: Tensor, n: int) -> None:
         key = index.shape[1], n
@@ -68,15 +84,12 @@ class Graphs:
                 return self.step(drawn, plan)
             self.recorded[key] = self._record(index, *self.seen[key])
         recorded = self.recorded[key]
-        with torch.cuda.stream(self.ahead):
-            self.ahead.wait_event(self.free)
+
+        def draws() -> None:
             recorded.index.copy_(index)
             recorded.draws.replay()
-        self.stream.wait_stream(self.ahead)
-        recorded.read.copy_(recorded.drawn)
-        self.free.record(self.stream)
-        recorded.step.replay()
-        return None
+
+        return self._replay(draws, recorded.drawn, recorded.read, recorded.step)
 
     def _record(self, index: Tensor, plan: Plan, like: list[Tensor]) -> _Recorded:
         own, size = index.clone(), sum(map(_room, like))
@@ -94,6 +107,30 @@ class Graphs:
             first = _graph(draws, self.pool_ahead, self.generators)
         second = _graph(lambda: self.step(_views(read, like), plan), self.pool, [])
         return _Recorded(own, first, drawn, read, second)
+
+
+class FilledGraphs(Replayed):
+    """Takes steps whose samples are drawn by a function that fills tensors, because their number varies within one shape.
+
+    Only the steps are recorded. Each shape has memory of its own, in which padding is always finite.
+    """
+
+    def __init__(self, step: Callable[[Sequence[Tensor], Any], None], device: torch.device) -> None:
+        super().__init__(step, device)
+        self.memory: dict[Any, tuple[list[Tensor], Tensor, Tensor]] = {}
+        self.recorded: dict[Any, torch.cuda.CUDAGraph] = {}
+
+    def __call__(self, shape: Any, like: Callable[[], list[Tensor]], fill: Callable[[list[Tensor]], None]) -> None:
+        """Take a step; `like` gives the tensors to fill, on meta."""
+        if shape not in self.memory:
+            drawn, read = (torch.zeros(sum(map(_room, like())), dtype=torch.uint8, device=self.stream.device) for _ in range(2))
+            self.memory[shape] = _views(drawn, like()), drawn, read
+            fill(views := _views(read, like()))
+            return self.step(views, shape)
+        views, drawn, read = self.memory[shape]
+        if shape not in self.recorded:
+            self.recorded[shape] = _graph(lambda: self.step(_views(read, like()), shape), self.pool, [])
+        return self._replay(lambda: fill(views), drawn, read, self.recorded[shape])
 
 
 def _room(like: Tensor) -> int:

@@ -1,11 +1,13 @@
 """Random numbers from a run's own generator, made when the code asks for them or in advance."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+Kind = Literal["normal", "uniform"]
 
 _LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 _TAKE_GENERATOR = {
@@ -39,16 +41,16 @@ class FromGenerator(TorchFunctionMode):
 
 
 class Asked(TorchFunctionMode):
-    """Records the shapes of the standard normal noise that is asked for, and returns zeros."""
+    """Records the noise that is asked for, its kind and shape, and returns zeros."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: list[torch.Size] = []
+        self.noise: list[tuple[Kind, torch.Size]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if _is_standard_normal(func, args, kwargs):
-            self.shapes.append(found.shape)
+        if (kind := _kind(func, args, kwargs)) is not None:
+            self.noise.append((kind, found.shape))
             return torch.zeros_like(found)
         return found
 
@@ -61,12 +63,26 @@ class Given(TorchFunctionMode):
         self.noise, self.place = noise, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_standard_normal(func, args, kwargs):
-            self.place += 1
-            return self.noise[self.place - 1]
-        return func(*args, **(kwargs or {}))
+        if _kind(func, args, kwargs) is None:
+            return func(*args, **(kwargs or {}))
+        self.place += 1
+        noise = self.noise[self.place - 1]
+        return noise if func is not torch.normal else args[0] + args[1] * noise
 
 
-def _is_standard_normal(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether this is how `torch.distributions`, or most handwritten code, makes normal noise. vmap refuses other randomness."""
-    return (func is torch.Tensor.normal_ or func is torch.randn_like) and len(args) == 1 and not kwargs
+def fill(noise: Tensor, kind: Kind, generator: torch.Generator) -> None:
+    """Draw what `Given` will return, as the functions that ask for it would."""
+    if kind == "normal":
+        noise.normal_(generator=generator)
+    else:
+        noise.uniform_(generator=generator)
+
+
+def _kind(func: Any, args: Any, kwargs: Any) -> Kind | None:
+    """What noise this call asks for, if in one of the ways of `torch.distributions` or of most handwritten code. vmap refuses
+    other randomness."""
+    if kwargs or len(args) != (2 if func is torch.normal else 1):
+        return None
+    if func is torch.Tensor.normal_ or func is torch.randn_like or func is torch.normal:
+        return "normal"
+    return "uniform" if func is torch.rand_like else None

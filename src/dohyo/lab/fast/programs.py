@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +19,12 @@ from dohyo.lab.fast.finish import Finish
 from dohyo.lab.fast.graphs import Graphs
 from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.stacked import Unbatchable
-from dohyo.lab.fast.trial import check_batchable, stack
-from dohyo.lab.training.config import LoopConfig
+from dohyo.lab.fast.trial import check_batchable, check_samplers, stack
+from dohyo.lab.training.config import StepConfig
 from dohyo.lab.training.loop import matmul_precision
 from dohyo.lab.training.processes import one_thread, quiet
 from dohyo.lab.training.state import State
-from dohyo.lab.training.tasks import Batches, Objective, OnData, Task
+from dohyo.lab.training.tasks import Batches, Objective, OnData, OnDraws, Task
 from dohyo.objectives import MaximumLikelihood
 from dohyo.objectives.weighing import baselines
 from dohyo.packing import Plan, through_tables
@@ -48,67 +48,85 @@ class Choice:
         return "captured" if self.captured else f"plain: {self.reason}" if self.reason else "plain"
 
 
-def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: LoopConfig, fabric: Fabric) -> Choice:
+def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: Any, fabric: Fabric) -> Choice:
     """Choose how to train these models; raise `Unbatchable` if several, or one to be captured, cannot run as one program."""
     task.begin(fabric, config)
     captured, reason = config.captured_on(fabric.device), ""
     if captured:
         try:
-            _check(models, task, objective, fabric, captured=True)
+            _check(models, task, objective, config, fabric, captured=True)
         except Unbatchable as error:
             if config.program == "captured":
                 raise Unbatchable(f"{error}; use program 'plain'") from error
             captured, reason = False, str(error)
     if not captured and len(models) > 1:
-        _check(models, task, objective, fabric, captured=False)
+        _check(models, task, objective, config, fabric, captured=False)
     return Choice(captured, reason)
 
 
-def _check(models: Sequence[nn.Module], task: Task[Any], objective: Objective, fabric: Fabric, captured: bool) -> None:
-    if not isinstance(objective, MaximumLikelihood) or not isinstance(task, OnData):
-        raise Unbatchable("only maximum likelihood on data can be captured or batched")
-    if type(task).batches is not OnData.batches:
-        raise Unbatchable(f"{type(task).__name__} makes batches of its own")
+def _check(
+    models: Sequence[nn.Module], task: Task[Any], objective: Objective, config: StepConfig, fabric: Fabric, captured: bool
+) -> None:
     if fabric.world_size > 1:
         raise Unbatchable("under torchrun each process takes its part of every batch")
+    device, compiler = fabric.device, traced if captured else None
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        torch._dynamo.config.patch(recompile_limit=1000),
+        quiet("torch._guards", logging.CRITICAL),  # what cannot be compiled makes a long report; our one-line reason is enough
+    ):
+        torch.manual_seed(0)
+        placed = [model.to(device) for model in models]
+        if isinstance(task, OnDraws):
+            check_samplers(placed, task, objective, config.batch_size, compiler)
+        else:
+            _check_on_data(placed, task, objective, device, compiler)
+
+
+def _check_on_data(models: list[nn.Module], task: Task[Any], objective: Objective, device: torch.device, compiler: Any) -> None:
+    if not isinstance(objective, MaximumLikelihood) or not isinstance(task, OnData):
+        raise Unbatchable("on data only maximum likelihood can be captured or batched")
+    if type(task).batches is not OnData.batches:
+        raise Unbatchable(f"{type(task).__name__} makes batches of its own")
     if not objective.shared and objective.estimator.depth_law.cap > 0:
         raise Unbatchable("with a K for each datum (k_draw datum) no two steps have the same shape")
-    device, index = fabric.device, torch.zeros(2, dtype=torch.long, device=fabric.device)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        x = task.batch(index)
-        with FromGenerator(torch.Generator(device).manual_seed(0)):
-            again = task.batch(index)
-        if not torch.equal(x, again):
-            raise Unbatchable("the training data draw random numbers by other ways than torch's generator of their device")
-        rows = torch.tensor([0, 0, 1, 1], device=device)
-        # If something does not compile, the compiler prints a long report; our one-line reason is enough.
-        with torch._dynamo.config.patch(recompile_limit=1000), quiet("torch._guards", logging.CRITICAL):
-            compiler, varying = traced if captured else None, objective.estimator.depth_law.cap > 0
-            check_batchable([model.to(device) for model in models], x, rows, str(objective.encoder), compiler, varying)
+    index = torch.zeros(2, dtype=torch.long, device=device)
+    x = task.batch(index)
+    torch.manual_seed(0)
+    with FromGenerator(torch.Generator(device).manual_seed(0)):
+        again = task.batch(index)
+    if not torch.equal(x, again):
+        raise Unbatchable("the training data draw random numbers by other ways than torch's generator of their device")
+    rows, varying = torch.tensor([0, 0, 1, 1], device=device), objective.estimator.depth_law.cap > 0
+    check_batchable(models, x, rows, str(objective.encoder), compiler, varying)
 
 
 class Program:
     """Takes the steps of several runs at once. Use it as a context for the steps of an epoch."""
 
-    def __init__(self, states: list[State], tasks: list[Task[Any]], objective: Any, config: LoopConfig, captured: bool) -> None:
+    def __init__(self, states: list[State], tasks: list[Task[Any]], objective: Any, config: Any, captured: bool) -> None:
         self.states, self.tasks, self.config, self.captured = states, tasks, config, captured
-        self.objective: MaximumLikelihood = objective  # `choose` has checked the type
-        self.contexts, self.graphs = ExitStack(), None
-        generators = [state.noise for state in states if state.noise is not None]
-        varying = captured and objective.estimator.depth_law.cap > 0
-        compiler = network if captured else None
-        self.models = stack([state.model for state in states], generators, str(objective.encoder), compiler, varying)
-        self.device = self.models.flat.device
-        self.tables: Any = CompiledTables(varying) if captured else through_tables
-        self.encoder_tables: Any = CompiledTables(varying) if captured else through_tables
-        self.chains = through_chains(states[0].model)
-        if captured and self.device.type == "cuda":
-            self.graphs = Graphs(self._draw, self._step, generators, self.device)
+        self.objective = objective  # `choose` has checked the type
+        self.contexts = ExitStack()
+        self.graphs: Any = None  # on a CUDA GPU, if captured
+        self._prepare([state.noise for state in states if state.noise is not None])
         finish = CompiledFinish if captured and config.optimiser in ("adam", "amsgrad") else Finish
         self.finish = finish(states, self.models, objective.running_baseline, config)
 
-    def steps(self, orders: Sequence[Batches]) -> tuple[int, int]:
+    def _prepare(self, generators: list[torch.Generator]) -> None:
+        """Make the models one program."""
+        objective, captured = self.objective, self.captured
+        varying = captured and objective.estimator.depth_law.cap > 0
+        compiler = network if captured else None
+        self.models: Any = stack([state.model for state in self.states], generators, str(objective.encoder), compiler, varying)
+        self.device = self.models.flat.device
+        self.tables: Any = CompiledTables(varying) if captured else through_tables
+        self.encoder_tables: Any = CompiledTables(varying) if captured else through_tables
+        self.chains = through_chains(self.states[0].model)
+        if captured and self.device.type == "cuda":
+            self.graphs = Graphs(self._draw, self._step, generators, self.device)
+
+    def steps(self, orders: Sequence[Any]) -> tuple[int, int]:
         """Take an epoch's steps for all runs, each on its own indices; return the number of steps, and of data for one run."""
         # Do little before the first step, because the GPU is idle until then.
         batches = Batches(torch.stack([each.order for each in orders]).to(self.device), orders[0].size)
@@ -118,19 +136,22 @@ class Program:
             self.graphs.ready()
         data = 0
         for index, n in zip(batches, counts, strict=True):
-            self._take(index, n)
+            self._guarded(self._take, index, n)
             data += index.shape[1]
             for state in self.states:
                 state.progress.step += 1
         return len(batches), data
 
     def _take(self, index: Tensor, n: int) -> None:
+        if self.graphs is not None:
+            self.graphs(index, n)
+        else:
+            plan = Plan.even(index.numel(), n, index.device)
+            self._step(self._draw(index, plan), plan)
+
+    def _guarded(self, take: Callable[..., None], *arguments: Any) -> None:
         try:
-            if self.graphs is not None:
-                self.graphs(index, n)
-            else:
-                plan = Plan.even(index.numel(), n, index.device)
-                self._step(self._draw(index, plan), plan)
+            take(*arguments)
         except (RuntimeError, AssertionError) as error:  # from the compiler, compiled code or a recording
             if not self.captured or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -152,7 +173,7 @@ class Program:
         x = torch.cat(parts).contiguous()  # as a recorded step reads it: other strides would be compiled again
         return [x, *self.models.noise(x, plan.rows)]
 
-    def _step(self, drawn: Sequence[Tensor], plan: Plan) -> None:
+    def _step(self, drawn: Sequence[Tensor], plan: Any) -> None:
         x, *noise = drawn
         objective, replicas = self.objective, len(self.states)
         batch = len(x) // replicas

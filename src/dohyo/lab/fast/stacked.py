@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 from dohyo.contract import bound, marking, split
 from dohyo.errors import DohyoError
 from dohyo.lab.fast.flat import flattened
-from dohyo.lab.fast.noise import Asked, Given
+from dohyo.lab.fast.noise import Asked, Given, Kind, fill
 from dohyo.objectives.weighing import bind_options
 
 Options = dict[str, bool]
@@ -68,7 +68,7 @@ class Stacked:
     encoder: str
     compiler: Callable[[Any], Any] | None = None
     varying: bool = False
-    _shapes: dict[Any, list[torch.Size]] = field(default_factory=dict)
+    _wanted: dict[Any, list[tuple[Kind, torch.Size]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         first = self.models[0]
@@ -119,21 +119,21 @@ class Stacked:
         count = len(self.models)
         x, rows = x[: len(x) // count], rows[: len(rows) // count]
         key = len(x), len(rows)
-        if key not in self._shapes:  # on meta tensors nothing is computed, so nothing is added to a recording
+        if key not in self._wanted:  # on meta tensors nothing is computed, so nothing is added to a recording
             with torch.no_grad():
-                self._shapes[key] = self._asked(x.to("meta"), rows.to("meta"))
+                self._wanted[key] = self._asked(x.to("meta"), rows.to("meta"))
         like = next(iter(self.parameters.values()))
-        noise = [like.new_empty((count, *shape)) for shape in self._shapes[key]]
+        noise = [like.new_empty((count, *shape)) for _, shape in self._wanted[key]]
         for replica, generator in enumerate(self.generators):
-            for part in noise:
-                part[replica].normal_(generator=generator)
+            for part, (kind, _) in zip(noise, self._wanted[key], strict=True):
+                fill(part[replica], kind, generator)
         return noise
 
-    def _asked(self, x: Tensor, rows: Tensor) -> list[torch.Size]:
-        """The shapes of the noise that one model asks for."""
+    def _asked(self, x: Tensor, rows: Tensor) -> list[tuple[Kind, torch.Size]]:
+        """The kinds and shapes of the noise that one model asks for."""
         with Asked() as asked:
             self.function.weights(x, rows)
-        return list(asked.shapes)
+        return list(asked.noise)
 
     def _mapped(self, parameters: dict[str, Tensor], x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
         def one(values: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, noise: list[Tensor]) -> Any:

@@ -11,12 +11,14 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from dohyo.errors import DohyoError
+from dohyo.lab.fast.drawn import DrawnProgram
 from dohyo.lab.fast.programs import Choice, Program, choose
-from dohyo.lab.training.config import LoopConfig
+from dohyo.lab.training.config import StepConfig
 from dohyo.lab.training.loop import Diverged, Training, epoch_record
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import identity
 from dohyo.lab.training.tasks import Objective, Record, Task
+from dohyo.objectives import MaximumLikelihood
 
 
 class Replica(NamedTuple):
@@ -24,8 +26,13 @@ class Replica(NamedTuple):
 
     model: nn.Module
     task: Task[Any]
-    config: LoopConfig
+    config: Any
     folder: Path | None = None
+
+
+def program_of(objective: Objective) -> type[Program]:
+    """What takes the steps of this objective."""
+    return Program if isinstance(objective, MaximumLikelihood) else DrawnProgram
 
 
 def choose_for(replicas: Sequence[Replica], objective: Objective, fabric: Fabric) -> Choice:
@@ -61,7 +68,7 @@ def train_together(
                 program = None
                 gc.collect()  # frees the graphs of the last program before new ones are recorded
                 states, tasks = [run.state for run in team], [run.task for run in team]
-                program = Program(states, tasks, objective, team[0].config, choice.captured)
+                program = program_of(objective)(states, tasks, objective, team[0].config, choice.captured)
             yield from _epoch(program, team, runs, choice.name, lost)
         for run in runs:
             run.state.model.load_state_dict(run.state.best)
@@ -103,16 +110,16 @@ def train_epoch(program: Program, team: list[Training]) -> list[Record]:
     with program:
         steps, data = program.steps(orders)
     totals = program.finish.totals
-    shares = (totals.clipped / steps).tolist()
-    means = (torch.stack(list(totals.sums.values()), 1) / data).tolist()
+    sums = torch.stack(list(totals.sums.values()), 1) / data
+    found = torch.cat([sums, totals.clipped / steps, totals.baseline[:, None]], 1).tolist()  # one wait for the GPU
     records = []
-    for run, mean, share, baseline in zip(team, means, shares, totals.baseline.tolist(), strict=True):
+    for run, (*means, theta, phi, baseline) in zip(team, found, strict=True):
         run.state.progress.baseline = baseline if program.objective.running_baseline else None
-        records.append(epoch_record(dict(zip(totals.sums, mean, strict=True)), run.state, share))
+        records.append(epoch_record(dict(zip(totals.sums, means, strict=True)), run.state, (theta, phi)))
     return records
 
 
-def _check_alike(configs: Sequence[LoopConfig]) -> None:
+def _check_alike(configs: Sequence[StepConfig]) -> None:
     """Raise a DohyoError if configs differ in something that one program must share."""
     first = identity(configs[0])
     for config in configs[1:]:

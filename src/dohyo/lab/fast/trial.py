@@ -1,16 +1,20 @@
 """Models as one program, and the test of whether that is possible."""
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dohyo.contract import bound, check_marks, marking, through_chains
+from dohyo.contract import bound, check_marks, marking, offers, through_chains
 from dohyo.lab.fast.chains import StackedChains
 from dohyo.lab.fast.noise import FromGenerator
+from dohyo.lab.fast.padded import Layout, Shape, layouts
+from dohyo.lab.fast.sampled import StackedSamplers
 from dohyo.lab.fast.stacked import Stacked, Unbatchable
+from dohyo.objectives import Reinforce, ReverseKL
 from dohyo.objectives.weighing import bind_options
 
 
@@ -39,7 +43,7 @@ def check_batchable(
     name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
     before = [value.clone() for model in copies for value in model.buffers()]
     generators = [torch.Generator(x.device).manual_seed(seed) for seed, _ in enumerate(models)]
-    try:
+    with _reported(name, compiler):
         alone = []
         for model, generator in zip(copies, generators, strict=True):
             with FromGenerator(generator):
@@ -49,13 +53,7 @@ def check_batchable(
             raise Unbatchable(f"{name} gives log-weights that are not finite before it is trained")
         if any(not torch.equal(a, b) for a, b in zip(before, (b for model in copies for b in model.buffers()), strict=True)):
             raise Unbatchable(f"{name} changes its buffers as it runs (as BatchNorm does)")
-        for model in copies:
-            if [(n, p.shape) for n, p in model.named_parameters()] != [(n, p.shape) for n, p in copies[0].named_parameters()]:
-                raise Unbatchable("the replicas' parameters differ in name or shape")
-        if len([*copies[0].named_modules(remove_duplicate=False)]) > len([*copies[0].modules()]):
-            raise Unbatchable(f"{name} has one module in two places")  # functional_call does not restore it
-        if len({p.dtype for p in copies[0].parameters()}) > 1:
-            raise Unbatchable(f"{name} has parameters of several types")
+        _check_alike(copies)
         if varying and through_chains(models[0]):
             raise Unbatchable("a random number of chains has no fixed shape")
         stacked = stack(copies, generators, encoder, compiler, varying)
@@ -63,13 +61,68 @@ def check_batchable(
         together, others = stacked(x, rows, stacked.noise(x, rows))
         parts = [together, *(other for other in others if other.requires_grad)]
         torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
+    if not torch.allclose(together.detach(), torch.cat(alone), rtol=1e-4, atol=1e-3):
+        raise Unbatchable(f"{name} gives other log-weights when it is mapped over replicas")
+
+
+def check_samplers(models: Sequence[nn.Module], task: Any, objective: Any, batch: int, compiler: Any) -> None:
+    """`check_batchable` for models that are trained on their own samples."""
+    name, estimator = type(models[0]).__name__, getattr(objective, "estimator", None)
+    if not isinstance(objective, ReverseKL | Reinforce) or estimator is None or not offers(models[0], "sample_joint"):
+        raise Unbatchable(f"{name} is not trained on estimates of log p(x) at its own samples")
+    if isinstance(objective, Reinforce) and getattr(task, "values", None) is None:
+        raise Unbatchable("the reward is a function of your own, which may need the host")
+    copies = [copy.deepcopy(model).train() for model in models]
+    generators = [torch.Generator(device_of(copies[0])).manual_seed(seed) for seed, _ in enumerate(copies)]
+    counts = torch.arange(2 * batch) % 2 + 1 if estimator.depth_law.cap > 0 else torch.ones(2 * batch, dtype=torch.long)
+    shape = Shape.of(2 * batch, int(counts.sum()), 2, varying=True)
+    layout = Layout.read(layouts(counts[None], shape, batch)[0].to(device_of(copies[0])), shape)
+    totals = counts.view(2, -1).sum(1).tolist()
+    with _reported(name, compiler):
+        alone = []
+        for model, generator in zip(copies, generators, strict=True):
+            with FromGenerator(generator), torch.no_grad():
+                x = model.sample_joint(batch)[1]  # type: ignore[operator]
+                source = bound(model, x)  # type: ignore[arg-type]
+                alone.append(torch.cat([source(part) for part in layout.rows[: sum(totals)].split(totals)]))
+            generator.manual_seed(len(alone) - 1)
+        _check_alike(copies)
+        varying = estimator.depth_law.cap > 0
+        stacked = StackedSamplers(copies, generators, str(objective.encoder), compiler, varying, objective=objective, batch=batch)
+        noise = [torch.zeros_like(part, device=device_of(copies[0])) for part in stacked.like(shape)]
+        stacked.fill(noise, totals)
+        log_w, *others = stacked(layout.rows, noise)
+        parts = [log_w, *(other for other in others if other.requires_grad)]
+        torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
+    if not torch.allclose(log_w.detach()[:, : sum(totals)], torch.stack(alone), rtol=1e-4, atol=1e-3):
+        raise Unbatchable(f"{name} gives other log-weights when it is mapped over replicas")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+@contextlib.contextmanager
+def _reported(name: str, compiler: Any) -> Iterator[None]:
+    """Whatever is raised inside, as an `Unbatchable`."""
+    try:
+        yield
     except Unbatchable:
         raise
     except Exception as error:
         reason, what = next(iter(str(error).splitlines()), ""), "mapped over replicas" if compiler is None else "captured"
         raise Unbatchable(f"{name} cannot be {what} ({type(error).__name__}: {reason})") from error
-    if not torch.allclose(together.detach(), torch.cat(alone), rtol=1e-4, atol=1e-3):
-        raise Unbatchable(f"{name} gives other log-weights when it is mapped over replicas")
+
+
+def _check_alike(models: Sequence[nn.Module]) -> None:
+    name = type(models[0]).__name__
+    for model in models:
+        if [(n, p.shape) for n, p in model.named_parameters()] != [(n, p.shape) for n, p in models[0].named_parameters()]:
+            raise Unbatchable("the replicas' parameters differ in name or shape")
+    if len([*models[0].named_modules(remove_duplicate=False)]) > len([*models[0].modules()]):
+        raise Unbatchable(f"{name} has one module in two places")  # functional_call does not restore it
+    if len({p.dtype for p in models[0].parameters()}) > 1:
+        raise Unbatchable(f"{name} has parameters of several types")
 
 
 def _weights(model: Any, x: Tensor, rows: Tensor, encoder: str) -> Tensor:

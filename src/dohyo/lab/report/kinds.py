@@ -79,8 +79,11 @@ class Kind(ABC):
         return []
 
     def replicas(self) -> list["Kind"]:
-        """The runs that this one is made of, if there are several."""
-        return []
+        """The runs that this one is made of, if there are several; without a result, as many as the config asks for."""
+        results = [one for one in self.result.get("replicas") or () if isinstance(one, dict)]
+        count = self.config.get("replicas") or 1
+        own = results or ([{}] * count if count > 1 else [])
+        return [type(self)(replica_folder(self.folder, i), {**self.config, "replicas": 1}, one) for i, one in enumerate(own)]
 
     def at_cost(self) -> str:
         """The estimator with the cost that was asked for and the one that resulted."""
@@ -132,13 +135,6 @@ class Train(Kind):
             "their spread": self._spread(),
             "epochs": r.get("epochs"),
         }
-
-    def replicas(self) -> list[Kind]:
-        """Without a result, as many as the config asks for."""
-        results = [one for one in self.result.get("replicas") or () if isinstance(one, dict)]
-        count = self.config.get("replicas") or 1
-        own = results or ([{}] * count if count > 1 else [])
-        return [Train(replica_folder(self.folder, i), {**self.config, "replicas": 1}, one) for i, one in enumerate(own)]
 
     def tables(self) -> list[Grid]:
         done = [one for one in self.replicas() if one.result]

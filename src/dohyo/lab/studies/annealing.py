@@ -20,7 +20,7 @@ from dohyo.lab.training.config import option
 from dohyo.lab.training.processes import launch
 
 SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]
-RowName = Literal["iwae-5", "iwae-15", "iwae-50", "sumo-15", "chains-4x4", "chains-2x8"]
+RowName = Literal["iwae-5", "iwae-15", "iwae-50", "sumo-15", "chains-4x4", "chains-2x8", "chains-8x8"]
 ROWS: dict[str, dict[str, Any]] = {
     "iwae-5": {"estimator": "iwae", "cost": 5},
     "iwae-15": {"estimator": "iwae", "cost": 15},
@@ -28,10 +28,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "sumo-15": {"estimator": "sumo", "cost": 15},
     "chains-4x4": {"estimator": "iwae", "cost": 4, "anneal": 4},
     "chains-2x8": {"estimator": "iwae", "cost": 2, "anneal": 8},
+    "chains-8x8": {"estimator": "iwae", "cost": 8, "anneal": 8},
 }
 LABELS = {
     "iwae-5": "IWAE-5", "iwae-15": "IWAE-15", "iwae-50": "IWAE-50", "sumo-15": "SUMO at 15",
-    "chains-4x4": "4 chains of 4", "chains-2x8": "2 chains of 8",
+    "chains-4x4": "4 chains of 4", "chains-2x8": "2 chains of 8", "chains-8x8": "8 chains of 8",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ Each thread of a Dask worker does one cell at a time, in a process of its own as
 gives its cells to others, which go on from the checkpoints.
 """
 
+import asyncio
 import logging
 import multiprocessing
 import time
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from distributed import Client, KilledWorker, get_worker
+from distributed import Client, KilledWorker, Security, get_worker
+from distributed.comm import connect
 
 from dohyo.errors import DohyoError, in_one_line
 from dohyo.lab.folder import STUDY, versions
@@ -90,12 +92,19 @@ class _Cells:
 
 def _connect(address: str) -> Client:
     try:
+        asyncio.run(asyncio.wait_for(_greet(address), _CONNECT + 1))
         return Client(address, timeout=_CONNECT, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever another kind of server may answer
         raise DohyoError(
             f"no Dask scheduler answers at {address} ({in_one_line(error)[:120]}); start one with `dask scheduler`, and give the "
             "address that it prints"
         ) from error
+
+
+async def _greet(address: str) -> None:
+    """Connect and part, because a client would wait for ever for another kind of server to answer."""
+    greeted = await connect(address, timeout=_CONNECT, **Security().get_connection_args("client"))
+    await greeted.close()
 
 
 def _check_versions(client: Client) -> int:

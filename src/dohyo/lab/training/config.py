@@ -98,6 +98,7 @@ class StepConfig(Options, ABC):
     seed: int = option(0, "The seed of everything: parameters, data order, noise and K.")
     k_seed: int | None = option(None, "The seed of K only; null for `seed`. Replicas in one program share the K of the first.")
     device: Device = option("auto", "Where to compute.", resume=True)
+    program: ProgramName = option("auto", "How the step is run; the numbers are the same up to rounding.", resume=True)
     tf32: bool = option(
         True, "Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; never in evaluation."
     )
@@ -134,6 +135,10 @@ class StepConfig(Options, ABC):
     def over(self, progress: Progress) -> bool:
         """Whether the run ends here."""
         return progress.stopped or (self.max_seconds is not None and progress.seconds >= self.max_seconds)
+
+    def captured_on(self, device: torch.device) -> bool:
+        """Whether to try the captured step."""
+        return self.program == "captured" or (self.program == "auto" and device.type == "cuda")
 
     @abstractmethod
     def rate(self, progress: Progress) -> float:
@@ -173,11 +178,6 @@ class LoopConfig(StepConfig):
     lr_patience: int = option(50, "Plateau: epochs without a better validation NLL before the learning rate is lowered.")
     stop_patience: int = option(300, "Plateau: epochs without a better validation NLL before training stops.", resume=True)
     valid_terms: int = option(20, "The validation NLL is estimated by IWAE with this many terms.")
-    program: ProgramName = option(
-        "auto",
-        "How the step is run; the numbers are the same up to rounding.",
-        resume=True,
-    )
 
     def __post_init__(self) -> None:
         vars(self).update(filled(vars(self)))
@@ -195,10 +195,6 @@ class LoopConfig(StepConfig):
     def over(self, progress: Progress) -> bool:
         stale = self.schedule == "plateau" and progress.stale >= self.stop_patience
         return super().over(progress) or progress.epoch >= self.epochs or stale
-
-    def captured_on(self, device: torch.device) -> bool:
-        """Whether to try the captured step."""
-        return self.program == "captured" or (self.program == "auto" and device.type == "cuda")
 
     def rate(self, progress: Progress) -> float:
         if self.schedule == "plateau":
@@ -219,6 +215,12 @@ class DrawsConfig(StepConfig):
     steps: int = option(10_000, "The number of steps.", resume=True)
     check_every: int = option(500, "Steps from one check, record and possible checkpoint to the next.")
     decay: Decay = option("linear", "Whether the learning rate falls; it is lowered after each check.")
+    program: ProgramName = option(
+        "plain",
+        "How the step is run; the numbers are the same up to rounding. Auto is plain here: captured is tested on a CPU, but not "
+        "yet measured on a GPU.",
+        resume=True,
+    )
     tf32: bool = option(
         False,
         "Let a CUDA GPU round the factors of matrix products to 11 bits in training; nobody has measured what it does here.",
@@ -234,6 +236,9 @@ class DrawsConfig(StepConfig):
 
     def over(self, progress: Progress) -> bool:
         return super().over(progress) or progress.step >= self.steps
+
+    def captured_on(self, device: torch.device) -> bool:
+        return self.program == "captured"
 
     def rate(self, progress: Progress) -> float:
         return self.learning_rate * (1 - progress.step / self.steps if self.decay == "linear" else 1.0)

@@ -74,7 +74,7 @@ def train(
     """`fit` for any task; the config is a `LoopConfig` for data and a `DrawsConfig` for samples from the model."""
     fabric = fabric or launch(config.device)
     name = "plain"
-    if isinstance(config, LoopConfig) and config.captured_on(fabric.device):
+    if config.captured_on(fabric.device):
         from dohyo.lab.fast.programs import choose  # also imports the compiler
         from dohyo.lab.fast.together import Replica, train_together
 
@@ -139,6 +139,12 @@ class Diverged(DohyoError):  # noqa: N818
         self.places = places
 
 
+def _finite(model: nn.Module) -> bool:
+    """Whether all parameters are; a GPU is waited for once."""
+    parameters = [parameter.detach().reshape(-1) for parameter in model.parameters()]
+    return not parameters or bool(torch.cat(parameters).isfinite().all())
+
+
 class Training:
     """A run in progress: its state, its log, and its folder if it has one."""
 
@@ -176,7 +182,7 @@ class Training:
     def check(self, record: Record) -> Record:
         """The epoch's record with the results of the task's check; raise `Diverged` before that check if numbers are NaN."""
         wrong = [f"{name} is NaN" for name, value in record.items() if isinstance(value, float) and math.isnan(value)]
-        if not wrong and not all(bool(p.isfinite().all()) for p in self.state.model.parameters()):
+        if not wrong and not _finite(self.state.model):
             wrong = ["a parameter is not finite"]  # in the very last step: the losses were still finite
         if wrong:
             progress = self.state.progress

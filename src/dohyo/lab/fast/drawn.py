@@ -1,0 +1,225 @@
+"""One program for runs that are trained on samples of their own models: reverse KL, and latent policies.
+
+A step's data are made inside it, from noise: all that it needs is a plan, noise, and for policies the weight of the entropy.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dohyo.lab.fast.captured import compiled, network
+from dohyo.lab.fast.graphs import FilledGraphs
+from dohyo.lab.fast.padded import Layout, PaddedTables, Shape, layouts
+from dohyo.lab.fast.programs import Program
+from dohyo.lab.fast.sampled import StackedSamplers
+from dohyo.lab.training.processes import one_thread
+from dohyo.laws import uniform
+from dohyo.objectives import ReverseKL
+from dohyo.objectives.weighing import coefficients
+
+
+class DrawnProgram(Program):
+    """`Program` for reverse KL and policies."""
+
+    objective: Any
+
+    def _prepare(self, generators: list[torch.Generator]) -> None:
+        objective, captured = self.objective, self.captured
+        self.batch = self.config.batch_size
+        self.varying = objective.estimator.depth_law.cap > 0
+        models, encoder = [state.model for state in self.states], str(objective.encoder)
+        compiler = network if captured else None
+        self.models: Any = StackedSamplers(models, generators, encoder, compiler, captured and self.varying, objective=objective,
+                                           batch=self.batch)  # fmt: skip
+        self.device = self.models.flat.device
+        self.tables = PaddedTables(captured)
+        self.places: dict[Shape, list[Tensor]] = {}
+        self.reverse_kl = isinstance(objective, ReverseKL)
+        self.best = None if self.reverse_kl else Best(self.tasks, self.device, captured)
+        if captured and self.device.type == "cuda":
+            self.graphs = FilledGraphs(self._step, self.device)
+
+    def steps(self, orders: Sequence[Iterable[Tensor]]) -> tuple[int, int]:
+        numbers = []
+        for _ in zip(*orders, strict=True):  # they read how far the runs have come
+            numbers.append((self._entropy(), self.states[0].progress.step + 1))
+            for state in self.states:
+                state.progress.step += 1
+        with one_thread():
+            counts = self._counts(len(numbers), 2 if numbers[0][0] > 0 else 1)
+            totals = counts.unflatten(1, (-1, self.batch)).sum(-1).tolist()
+            most = counts.amax(1).tolist()
+            shapes = [Shape.of(counts.shape[1], sum(own), wide, self.varying) for own, wide in zip(totals, most, strict=True)]
+        rows = self._rows(counts, shapes, torch.tensor(numbers, dtype=torch.float64))
+        if self.graphs is not None:
+            self.graphs.ready()
+        for row, shape, own in zip(rows, shapes, totals, strict=True):
+            self._guarded(self._take_drawn, row, shape, own)
+        return len(rows), len(rows) * self.batch
+
+    def _entropy(self) -> float:
+        """The weight of the entropy now; of the first run here, whose task need not be that of the objective."""
+        entropy = getattr(self.tasks[0], "entropy", getattr(self.objective, "entropy", 0.0))
+        return float(entropy() if callable(entropy) else entropy)
+
+    def _counts(self, steps: int, sets: int) -> Tensor:
+        """The plans of several steps (steps, sets * batch), each with the numbers that `Estimator.plan` would draw."""
+        estimator, shared = self.objective.estimator, self.objective.shared
+        u = uniform(steps * sets * (1 if shared else self.batch), self.states[0].depth)
+        counts: Tensor = estimator.terms(estimator.depth_law.quantile(u)).view(steps, -1)
+        return counts.repeat_interleave(self.batch, 1) if shared else counts
+
+    def _rows(self, counts: Tensor, shapes: list[Shape], numbers: Tensor) -> list[Tensor]:
+        """What each step reads, on the device: its layout, then its numbers in the same type."""
+        rows: dict[int, Tensor] = {}
+        for shape in set(shapes):
+            steps = [step for step, own in enumerate(shapes) if own == shape]
+            made = layouts(counts[steps].to(self.device), shape, self.batch)
+            whole = torch.cat([made, numbers[steps].to(self.device).view(torch.int64)], 1)
+            rows |= dict(zip(steps, whole, strict=True))
+        return [rows[step] for step in range(len(shapes))]
+
+    def _take_drawn(self, row: Tensor, shape: Shape, totals: list[int]) -> None:
+        def fill(views: list[Tensor]) -> None:
+            views[0].copy_(row)
+            self.models.fill(views[1:], totals)
+
+        def like() -> list[Tensor]:
+            return [row.to("meta"), *self.models.like(shape)]
+
+        if self.graphs is not None:
+            self.graphs(shape, like, fill)
+            return
+        if shape not in self.places:
+            self.places[shape] = [torch.zeros_like(one, device=self.device) for one in like()]
+        fill(self.places[shape])
+        self._step(self.places[shape], shape)
+
+    def _step(self, drawn: Sequence[Tensor], shape: Any) -> None:
+        row, *noise = drawn
+        layout, (entropy, now) = Layout.read(row, shape), row[shape.numbers :].view(torch.float64)
+        log_w, of_theta, *of_phi = self.models(layout.rows, noise)
+        seeds_of = self._seeds_of_kl if self.reverse_kl else self._seeds_of_policies
+        outputs, seeds, numbers, level = seeds_of(log_w, of_theta, of_phi, layout, shape, entropy, now)
+        if self.objective.encoder == "sleep":
+            outputs, seeds = [*outputs, of_phi[0]], [*seeds, torch.full_like(of_phi[0], -1 / self.batch)]
+        wanted = [*self.models.theta, *self.models.phi]
+        gradients = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True, materialize_grads=True)
+        self.finish(list(gradients), numbers, level)
+
+    def _seeds_of_kl(
+        self, log_w: Tensor, log_target: Tensor, of_phi: list[Tensor], layout: Layout, shape: Shape, *_: Tensor
+    ) -> Any:
+        runs, running = len(log_w), self.objective.running_baseline
+        baseline = self.finish.totals.baseline.nan_to_num(0.0)[:, None].expand(-1, self.batch).reshape(-1)
+        given = [log_target.detach().reshape(-1), *([baseline] if running else [])]
+        found = self.tables(self._kl, log_w.detach(), layout, shape, *given)
+        estimate, square, level, *coefficients = found
+        outputs = [log_w, *(of_phi if self.objective.encoder != "sleep" else [])]
+        seeds = [each.to(log_w.dtype) for each in coefficients]
+        level = level.view(runs, -1).mean(1) if running else self._nothing
+        return [*outputs, log_target], [*seeds, torch.full_like(log_target, -1 / self.batch)], \
+            {"estimate": estimate, "estimate_square": square}, level  # fmt: skip
+
+    def _kl(self, log_w: Tensor, counts: Tensor, log_target: Tensor, *baseline: Tensor) -> tuple[Tensor, ...]:
+        """As in `ReverseKL`: the recorded numbers, what the running baseline follows, and the coefficients of theta and phi."""
+        objective = self.objective
+        about = log_target.double() + baseline[0] if baseline else None
+        value, phi, log_px, iwae = coefficients(
+            log_w, counts, about, estimator=objective.estimator, encoder=str(objective.encoder)
+        )
+        estimate = log_px - log_target
+        means = estimate.view(-1, self.batch).mean(1, keepdim=True).expand(-1, self.batch).reshape(-1)
+        whole = means if objective.shared else estimate
+        of_phi = [] if objective.encoder in ("same", "sleep") else [phi / self.batch]
+        return estimate, whole.square(), iwae - log_target, value / self.batch, *of_phi
+
+    def _seeds_of_policies(
+        self, log_w: Tensor, x: Tensor, of_phi: list[Tensor], layout: Layout, shape: Shape, entropy: Tensor, now: Tensor
+    ) -> Any:
+        assert self.best is not None
+        rewards = self.best(x, now)
+        given = [rewards.reshape(-1), entropy.reshape(1)]
+        reward, spread, *coefficients = self.tables(self._policies, log_w.detach(), layout, shape, *given)
+        outputs = [log_w, *(of_phi if self.objective.encoder != "sleep" else [])]
+        return outputs, [each.to(log_w.dtype) for each in coefficients], {"reward": reward, "entropy": spread}, self._nothing
+
+    def _policies(self, log_w: Tensor, counts: Tensor, rewards: Tensor, entropy: Tensor) -> tuple[Tensor, ...]:
+        """As in `Reinforce`: the recorded numbers, and the coefficients of theta and phi."""
+        objective = self.objective
+        value, phi, log_px, _ = coefficients(log_w, counts, estimator=objective.estimator, encoder=str(objective.encoder))
+        rewards = rewards.double()
+        scale = objective.scale() if callable(objective.scale) else objective.scale
+        log_px = log_px.view(len(rewards) // self.batch, -1, self.batch)  # (runs, sets, batch)
+        gain = (rewards / scale).view(-1, 1, self.batch).expand_as(log_px)
+        if log_px.shape[1] == 2:  # each estimate is the value for the score of the other
+            gain = gain - entropy * log_px.flip(1)
+        if objective.baseline == "leave-one-out" and self.batch > 1:
+            gain = gain - (gain.sum(-1, keepdim=True) - gain) / (self.batch - 1)
+        size = log_px.shape[1] * self.batch
+        of_phi = [] if objective.encoder in ("same", "sleep") else [phi / size]
+        return rewards, -log_px.mean(1).reshape(-1), -gain.reshape(-1, 1) * value / size, *of_phi
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        if self.best is not None:
+            self.best.begin()
+        return entered
+
+    def __exit__(self, *reason: object) -> None:
+        super().__exit__(*reason)
+        if self.best is not None and reason[0] is None:
+            self.best.end()
+
+
+class Best:
+    """Rewards of all runs' samples, and the best of each run, kept on the device until the epoch ends.
+
+    The runs' tasks have `values(x)`, the rewards without a check that would wait for the device, `tolerance`, `best.value`, and
+    `found`, which is told of a better one.
+    """
+
+    def __init__(self, tasks: Sequence[Any], device: torch.device, captured: bool) -> None:
+        self.tasks, self.device, self.captured = tasks, device, captured
+        self.kept: list[Tensor] = []
+        self.program: Any = None
+
+    def begin(self) -> None:
+        if self.kept:
+            self.kept[0].copy_(self._known(self.kept[0].dtype))
+            self.kept[2].zero_()
+
+    def __call__(self, x: Tensor, now: Tensor) -> Tensor:
+        """The rewards of x (runs, batch, d), (runs, batch)."""
+        rewards: Tensor = self.tasks[0].values(x.flatten(0, 1)).view(x.shape[:2])
+        if not self.kept:
+            known, steps = self._known(rewards.dtype).to(x.device), torch.zeros(len(x), dtype=torch.float64, device=x.device)
+            self.kept = [known, torch.zeros_like(x[:, 0]), steps]
+        arguments = (rewards, x, now.reshape(1), *self.kept)
+        if self.captured and self.program is None:
+            self.program = compiled(lambda *tensors: self._keep(*tensors), *arguments)
+        (self.program or self._keep)(*arguments)
+        return rewards
+
+    def _known(self, dtype: torch.dtype) -> Tensor:
+        least = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+        return torch.tensor([least if task.best.value == -math.inf else task.best.value for task in self.tasks], dtype=dtype)
+
+    def _keep(self, rewards: Tensor, x: Tensor, now: Tensor, value: Tensor, best: Tensor, step: Tensor) -> list[Tensor]:
+        top, place = rewards.max(1)
+        better = top > (value + self.tasks[0].tolerance if value.is_floating_point() else value)
+        sample = x.gather(1, place[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+        value.copy_(torch.where(better, top, value))
+        best.copy_(torch.where(better[:, None], sample, best))
+        step.copy_(torch.where(better, now, step))
+        return []
+
+    def end(self) -> None:
+        """Tell each task of the best sample of this epoch, if it is better than all before."""
+        if self.kept:
+            for task, x, step in zip(self.tasks, self.kept[1], self.kept[2].tolist(), strict=True):
+                if step > 0:
+                    task.found(x, int(step))
