@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from attack.arena import Answer, answer_here
 
 BRIEF = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-LONG = settings(BRIEF, max_examples=int(os.environ.get("DOHYO_FUZZ", "1500")), derandomize=False)
+LONG = settings(BRIEF, max_examples=int(os.environ.get("DOHYO_FUZZ", "1500")), derandomize=False, print_blob=True)
 LENGTHS = [pytest.param(BRIEF, id="brief"), pytest.param(LONG, id="long", marks=pytest.mark.slow)]
 VALUES = st.text(max_size=8) | st.sampled_from(
     ["-1", "0", "nan", "inf", "-inf", "1e400", "1e-400", "9" * 30, "1e12", "0x10", "null", "true", "[]", "[1, 2]", "{a: b}", "{",
