@@ -52,7 +52,8 @@ class _Close(Exception):  # noqa: N818
 
 def plain(size: int, index: int, seed: int, gap: float) -> dict[str, Any]:
     """The plain command's run, ended at the first check within the gap: its steps, and seconds of processor and clock."""
-    path, found: dict[str, Any] = Path(os.environ["DOHYO_DATA"]) / "qubo" / f"bqp{size}.txt", {}
+    path = Path(os.environ["DOHYO_DATA"]) / "qubo" / f"bqp{size}.txt"
+    found: dict[str, Any] = {}
     cpu, clock = time.process_time(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         own = QPBORun(Path(folder), QPBOConfig(instance=path, index=index, seed=seed, device="cpu"))
