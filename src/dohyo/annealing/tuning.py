@@ -109,7 +109,7 @@ class _Pilot:
         if steps == 0:
             return Constants.plain(0)
         options = [Constants.plain(steps, scale) for scale in SCALES]
-        return max(options, key=lambda option: float(self.bounds(option, PILOT // 4).mean()))
+        return max(options, key=lambda option: float(self.bounds(option, PILOT // 4, other=1).mean()))
 
     def choose(self) -> Tuned:
         """The number of leapfrogs that is best with constants yet to learn, and what is learnt for it."""
@@ -118,9 +118,9 @@ class _Pilot:
         tried = [Candidate(steps, 3 * steps + 1, *_moments(log_w)) for steps, log_w in zip(STEPS, seen, strict=True)]
         return replace(self.learn(options[preferred(seen)]), candidates=tuple(tried))
 
-    def bounds(self, constants: Constants, data: int = PILOT) -> Tensor:
-        """(data,) IWAE_8, with the same noise for all constants of as many steps."""
-        torch.manual_seed(self.seed)
+    def bounds(self, constants: Constants, data: int = PILOT, other: int = 0) -> Tensor:
+        """(data,) IWAE_8, with the same noise for all constants of as many steps; `other`: with other noise, for a choice apart."""
+        torch.manual_seed(self.seed + other)
         return _log_mean(self.weights(constants, TERMS, data))
 
     def weights(self, constants: Constants, n: int, data: int) -> Tensor:
