@@ -119,7 +119,7 @@ class _Pilot:
         return replace(self.learn(options[preferred(seen)]), candidates=tuple(tried))
 
     def bounds(self, constants: Constants, data: int = PILOT, other: int = 0) -> Tensor:
-        """(data,) IWAE_8, with the same noise for all constants of as many steps; `other`: with other noise, for a choice apart."""
+        """(data,) IWAE_8, with the same noise for all constants of as many steps; `other`: with other noise."""
         torch.manual_seed(self.seed + other)
         return _log_mean(self.weights(constants, TERMS, data))
 
