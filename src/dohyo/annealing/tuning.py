@@ -109,23 +109,23 @@ class _Pilot:
         if steps == 0:
             return Constants.plain(0)
         options = [Constants.plain(steps, scale) for scale in SCALES]
-        return max(options, key=lambda option: float(self.bounds(option, PILOT // 4, other=1).mean()))
+        return max(options, key=lambda option: float(self.bounds(option, other=1).mean()))
 
     def choose(self) -> Tuned:
         """The number of leapfrogs that is best with constants yet to learn, and what is learnt for it."""
         options = [self.scaled(steps) for steps in STEPS]
-        seen = [self.weights(option, EVALUATIONS // (3 * option.steps + 1), PILOT) for option in options]
+        seen = [self.weights(option, EVALUATIONS // (3 * option.steps + 1)) for option in options]
         tried = [Candidate(steps, 3 * steps + 1, *_moments(log_w)) for steps, log_w in zip(STEPS, seen, strict=True)]
         return replace(self.learn(options[preferred(seen)]), candidates=tuple(tried))
 
-    def bounds(self, constants: Constants, data: int = PILOT, other: int = 0) -> Tensor:
-        """(data,) IWAE_8, with the same noise for all constants of as many steps; `other`: with other noise."""
+    def bounds(self, constants: Constants, other: int = 0) -> Tensor:
+        """(pilot,) IWAE_8, with the same noise for all constants of as many steps; `other`: with other noise."""
         torch.manual_seed(self.seed + other)
-        return _log_mean(self.weights(constants, TERMS, data))
+        return _log_mean(self.weights(constants, TERMS))
 
-    def weights(self, constants: Constants, n: int, data: int) -> Tensor:
-        """(data, n) log-weights of the pilot's first data, with very small numbers for zero, so that means can be compared."""
-        x = self.data[:data]
+    def weights(self, constants: Constants, n: int) -> Tensor:
+        """(pilot, n) log-weights of the first data, with very small numbers for zero, so that means can be compared."""
+        x = self.data[:PILOT]
         source = type(self.annealed)(self.annealed.model, constants=constants).bind(x)
         parts = [source(part) for part in rows(torch.full((len(x),), n), x.device).split(self.max_rows)]
         return torch.cat(parts).view(len(x), n).double().clamp(min=-1e30)
