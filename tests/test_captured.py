@@ -27,7 +27,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own code
-@pytest.mark.parametrize("cls", [VAE, TwoLayerVAE])
+@pytest.mark.parametrize("cls", [VAE, pytest.param(TwoLayerVAE, marks=pytest.mark.slow)])
 def test_one_program_for_every_number_of_log_weights(cls: type[nn.Module]) -> None:
     """Or none, where the model fixes it, as torch.cat does mapped over replicas: these then go together uncompiled."""
     models, x = [model(seed, cls) for seed in range(2)], DATA.valid[:2]
