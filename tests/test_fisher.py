@@ -246,6 +246,7 @@ def test_errors_name_the_fix() -> None:
 
 
 @pytest.mark.skipif(not LANGEVIN.exists(), reason="examples/ is not part of this distribution")
+@pytest.mark.slow  # the score has faster tests above
 def test_langevin_dynamics_find_the_posterior(tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("langevin", LANGEVIN)
     assert spec is not None

@@ -271,6 +271,7 @@ def shifted(x: Tensor) -> Tensor:
 shifted.dimension, shifted.log_normaliser = 2, math.log(2 * math.pi)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow  # the gradients have faster tests above
 def test_a_gaussian_inside_the_family_is_found() -> None:
     """The reverse KL goes to zero, all the ways to it agree, and so does the training estimate within its error bar."""
     target = Custom(shifted)
