@@ -87,10 +87,10 @@ def test_two_processes_share_both_gradients(tmp_path: Path) -> None:
         (loss_of(model, x[rank::2], rank) / 2).backward()
     expected = gradients(model)
     for rank in "01":
-        found = torch.load(tmp_path / rank)
+        found = torch.load(tmp_path / rank, weights_only=True)
         assert found.keys() == expected.keys()
         for name, value in found.items():
             assert torch.allclose(value, expected[name], rtol=1e-4, atol=1e-6), name
-    alone = [torch.load(tmp_path / f"alone{rank}") for rank in "01"]  # what the guide warns of
+    alone = [torch.load(tmp_path / f"alone{rank}", weights_only=True) for rank in "01"]  # what the guide warns of
     assert all(not torch.equal(alone[0][name], alone[1][name]) for name in expected)
     assert "wrap a module whose forward returns the loss, as docs/guides/own-loop.md" in (tmp_path / "error").read_text()
