@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,16 @@ def test_conclusions_by_both_yardsticks(tmp_path: Path) -> None:
     file_of(tmp_path, "mnist_cost_5", {"iwae": (84.5, None)}, ended="stopped from outside")
     claims = [one.claim for one in full_length.conclusions(full_length.read(tmp_path))]
     assert claims == ["Our test NLL are the paper's, to 0.3 nats"]  # it may yet fall: nothing is said of the best
+
+
+def test_unbiased_rows_less_iwae(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parents[1] / "results/mnist_300_epochs.json", tmp_path)
+    file_of(tmp_path, "mnist_cost_5", {"iwae": (85.4, 85.0), "sumo-variance": (85.3, 85.2), "sumo": (85.1, None)})
+    rows = [[cell.text for cell in row] for row in full_length.unbiased(tmp_path).rows]
+    assert ["MNIST, 15, 300", "SUMO, DReG encoder, clip-datum 3", "IWAE, DReG encoder", "+0.13 ± 0.08"] in [
+        row[:4] for row in rows
+    ]
+    assert rows[5:] == [["MNIST, 5, 3,500", "SUMO, the paper's encoder", "IWAE", "-0.10 ± 0.02", "+0.20 ± 0.02"]]
 
 
 def test_two_yardsticks() -> None:
