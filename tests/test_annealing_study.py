@@ -16,7 +16,8 @@ CHANGES: dict[str, Any] = {"device": "cpu"}
 def cell(annealed: list[float], iwae: list[float]) -> dict[str, Any]:
     of_images = [sum(annealed) / 2 + offset for offset in (-1.0, 1.0)]
     return {
-        "epochs": [9, 9], "seconds": [1.0, 2.0], "test_nll": [iwae, iwae], "annealed_nll": [[99.0, 98.0], annealed],
+        "epochs": [[9, 9]] * 2, "seconds": [[1.0, 1.0], [2.0, 2.0]], "test_nll": [iwae] * 2,
+        "annealed_nll": [[99.0, 98.0], annealed],
         "last_annealed_nll_of_images": of_images,
     }  # fmt: skip
 
@@ -31,15 +32,17 @@ def test_the_smallest_study(tmp_path: Path) -> None:
     numbers = read_json(tmp_path / "annealing.json", "")
     assert set(numbers["digits"]) == set(labels)
     assert (tmp_path / "annealing.png").exists()
-    first, second = (tmp_path / "work" / "digits_iwae-5-then-chains-2x8" / "0.1" / half for half in ("first", "second"))
+    first, second = (
+        tmp_path / "work" / "digits_iwae-5-then-chains-2x8" / "0.1" / "seed_1" / half for half in ("first", "second")
+    )
     assert (read_config(first)["anneal"], read_config(second)["anneal"]) == (0, 8)
     assert read_config(second)["init_from"] == str(first)
     done = report["cells"]["digits_iwae-5-then-chains-2x8"]["result"]
     halves = [read_json(half / "result.json", "") for half in (first, second)]
-    assert done["seconds"] == [sum(half["seconds"] for half in halves)]
+    assert done["seconds"][0][1] == sum(half["seconds"] for half in halves)
     assert read_config(second)["max_seconds"] == max(0.1 - halves[0]["seconds"], 1e-7)  # what the first half has left
     assert [read_config(half)["schedule"] for half in (first, second)] == ["plateau", "cosine"]
-    assert read_records(second / "replica_0")[0]["learning_rate"] == 1e-3
+    assert read_records(second)[0]["learning_rate"] == 1e-3
 
 
 def test_what_is_concluded() -> None:

@@ -29,7 +29,6 @@ RowName = Literal[
     "iwae-5", "iwae-15", "iwae-50", "sumo-15", "chains-4x4", "chains-2x8",
     "iwae-5-then-iwae-50", "iwae-5-then-chains-4x4", "iwae-5-then-chains-2x8", "iwae-5-then-chains-8x8",
 ]  # fmt: skip
-_NEVER = 10**9  # epochs: the time decides
 FOLLOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "iwae-5": ("IWAE-5", {"estimator": "iwae", "cost": 5}),
     "iwae-15": ("IWAE-15", {"estimator": "iwae", "cost": 15}),
@@ -108,42 +107,59 @@ class Annealing(Study[AnnealingConfig]):
         return {f"{data}_{row}": {"data": data, "row": row, **common} for data in c.sets for row in c.rows}
 
     def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
-        return self._run(options, folder, 0, options["times"][0] / 2)
+        return self._half(options, folder, self._teams(options)[0], options["times"][0] / 2)
 
-    def _run(self, options: Cell, folder: Path, half: int, seconds: float, init_from: Path | None = None) -> DensityRun:
-        """The run of one half: at a constant rate, or from the first one's parameters with a rate that falls."""
-        keys = ("data", "hidden", "latent", "learning_rate", "replicas", "seed")
-        known = {key: options[key] for key in keys} | FOLLOWED[halves(options["row"])[half]][1]
+    def _teams(self, options: Cell) -> list[dict[str, int]]:
+        """Seeds that are trained at once: all on a GPU; on a CPU each alone, since stacked networks are slower there."""
+        seed, count = options["seed"], options["replicas"]
+        if launch(self.config.device).device.type == "cpu":
+            return [{"seed": seed + i, "replicas": 1} for i in range(count)]
+        return [{"seed": seed, "replicas": count}]
+
+    def _half(
+        self, options: Cell, folder: Path, team: dict[str, int], seconds: float, init_from: Path | None = None
+    ) -> DensityRun:
+        """The first half, at a constant rate; or the second, from the first one's parameters with a rate that falls."""
+        known = {key: options[key] for key in ("data", "hidden", "latent", "learning_rate")} | team
+        known |= FOLLOWED[halves(options["row"])[init_from is not None]][1]
+        known |= dict.fromkeys(("epochs", "lr_patience", "stop_patience"), 10**9)  # the time decides
+        known |= {"schedule": "plateau", "test_terms": 1} if init_from is None else {
+            "schedule": "cosine", "test_terms": options["test_terms"]
+        }  # fmt: skip
         config = DensityConfig(
-            **known, encoder="dreg", optimiser="adam", schedule="cosine" if half else "plateau", lr_patience=_NEVER,
-            stop_patience=_NEVER, clip_decoder=None, clip_encoder=None, epochs=_NEVER, max_seconds=seconds,
-            test_terms=options["test_terms"] if half else 1, init_from=init_from, device=self.config.device,
+            **known, data_seed=options["seed"], encoder="dreg", optimiser="adam", clip_decoder=None, clip_encoder=None,
+            max_seconds=seconds, init_from=init_from, device=self.config.device,
         )  # fmt: skip
         return DensityRun(folder, config)
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         """Train for each time, and test there."""
-        found: dict[str, list[Any]] = {"epochs": [], "seconds": [], "test_nll": [], "annealed_nll": []}
-        fabric, whole, before = launch(self.config.device), sum(options["times"]), 0.0
+        found: dict[str, list[Any]] = {key: [] for key in ("epochs", "seconds", "test_nll", "annealed_nll")}
+        teams, fabric, before = self._teams(options), launch(self.config.device), 0.0
+        whole = sum(options["times"]) * len(teams)
 
         def trained(run: DensityRun, begun: float) -> Any:
             return run.complete(fabric, on_epoch=lambda record: advance(min(1.0, (begun + record["seconds"]) / whole)))
 
-        for seconds in options["times"]:
-            own = folder / f"{seconds:g}"
-            first = trained(self._run(options, own / "first", 0, seconds / 2), before)
-            left = max(seconds - first["seconds"], 1e-6 * seconds)  # the last epoch of the first half may have taken some of it
-            run = self._run(options, own / "second", 1, left, own / "first")
-            second = trained(run, before + seconds / 2)
-            for key in ("epochs", "seconds"):
-                found[key].append(first[key] + second[key])
-            found["test_nll"].append([replica["test_nll"] for replica in second["replicas"]])
-            each = [self._annealed(replica, options) for replica in run.replicas]
-            found["annealed_nll"].append([float(values.mean()) for values in each])
-            before += seconds
-        mean = torch.stack(each).mean(0)
-        return found | {"expected_cost": second["expected_cost"], "decoder_passes": second["decoder_passes"],
-                        "last_annealed_nll_of_images": [round(value, 3) for value in mean.tolist()]}  # fmt: skip
+        for time in options["times"]:
+            here: dict[str, list[Any]] = {key: [] for key in found}
+            for team in teams:
+                own = folder / f"{time:g}" / f"seed_{team['seed']}"
+                first = trained(self._half(options, own / "first", team, time / 2), before)
+                left = max(time - first["seconds"], 1e-6 * time)  # the last epoch of the first half may have taken some of it
+                run = self._half(options, own / "second", team, left, own / "first")
+                second = trained(run, before + time / 2)
+                here["epochs"].append(first["epochs"] + second["epochs"])
+                here["seconds"].append(first["seconds"] + second["seconds"])
+                here["test_nll"] += [one["test_nll"] for one in second.get("replicas", [second])]
+                here["annealed_nll"] += [self._annealed(one, options) for one in run.replicas or [run]]
+                before += time
+            of_images = torch.stack(here["annealed_nll"])
+            here["annealed_nll"] = of_images.mean(1).tolist()
+            for key, values in here.items():
+                found[key].append(values)
+        rounded = [round(value, 3) for value in of_images.mean(0).tolist()]
+        return found | {"decoder_passes": second["decoder_passes"], "last_annealed_nll_of_images": rounded}
 
     def _annealed(self, run: DensityRun, options: Cell) -> Tensor:
         """The NLL of test images by chains tuned on them."""
@@ -166,15 +182,15 @@ class Annealing(Study[AnnealingConfig]):
             for row, cell in rows.items():
                 each = zip(c.times, cell["epochs"], cell["seconds"], cell["annealed_nll"], cell["test_nll"], strict=True)
                 lines += [
-                    [label(row), t, round(seconds, 1), round(epochs), *_spread(nll), *_spread(iwae)]
+                    [label(row), t, round(fmean(seconds), 1), round(fmean(epochs)), *_spread(nll), *_spread(iwae)]
                     for t, epochs, seconds, nll, iwae in each
                 ]
             iwae = f"NLL, IWAE-{c.test_terms}"
             columns = ["theta follows", "time", "seconds", "epochs", "NLL, annealed", "sd", iwae, "sd of it"]
             note = (
                 f"Annealed: {c.images} test images, {c.weights} weights of {c.steps} leapfrogs tuned on them. IWAE: all test "
-                f"images. sd is over {c.replicas} replicas. Seconds are of training {c.replicas} replicas at once; an epoch that "
-                "has begun is done. Adam, one half of the time at a constant rate and one half with a cosine."
+                f"images. sd is over {c.replicas} replicas, trained one after the other on a CPU and at once on a GPU. An epoch "
+                "that has begun is done, so that seconds may exceed the time. Adam: half at a constant rate, half by a cosine."
             )
             tables += [Table(f"Test NLL against time, {data}", columns, lines, note)] if lines else []
             tables += self._differences(data, rows)
