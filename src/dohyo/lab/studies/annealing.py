@@ -93,7 +93,7 @@ class Annealing(Study[AnnealingConfig]):
             test_terms=20, images=20, steps=2, weights=4, replicas=2,
         ),
         "small": AnnealingConfig(
-            sets=("digits",), rows=get_args(RowName)[:-1], hidden=64, latent=16, learning_rate=2e-3, times=(30, 90),
+            sets=("digits",), rows=get_args(RowName)[:-1], hidden=64, latent=16, learning_rate=2e-3, times=(60,),
             test_terms=500, images=300, weights=128,
         ),
         "paper": AnnealingConfig(),
