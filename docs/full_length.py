@@ -9,7 +9,8 @@ from typing import Any
 from dohyo.lab.folder import Conclusion
 from dohyo.lab.report.grids import Grid, grid
 from dohyo.lab.studies.published import COSTS, PUBLISHED
-from dohyo.lab.studies.table1_findings import DATA, ROWS, Entry, Findings
+from dohyo.lab.studies.table1_findings import DATA, Entry, Findings
+from dohyo.lab.studies.table1_rows import ROWS
 from dohyo.lab.studies.verdicts import Contrast
 
 SETS = ("mnist", "omniglot")
