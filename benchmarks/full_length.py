@@ -86,8 +86,7 @@ def annealed(path: Path, cells: dict[str, Values]) -> tuple[str, Values]:
     images = {row: [statistics.fmean(each) for each in zip(*(one["nll_per_image"] for one in own), strict=True)]
               for row, own in models.items()}  # fmt: skip
     for name, difference in found.items():
-        one, other = name.split(" less ")
-        paired = [a - b for a, b in zip(images[one], images[other], strict=True)]
+        paired = [a - b for a, b in zip(*(images[row] for row in name.split(" less ")), strict=True)]
         difference["stderr_over_images"] = statistics.stdev(paired) / len(paired) ** 0.5
     options = {key: value for key, value in content["options"].items() if key != "device"}
     return f"{options['steps']}_steps", {
