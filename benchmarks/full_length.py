@@ -68,9 +68,21 @@ def differences(values: dict[str, list[float]]) -> Values:
     return found
 
 
-def annealed(path: Path, cells: dict[str, Values]) -> tuple[str, Values]:
-    """The values of the cells' models in a file of annealed weights, under the number of leapfrogs."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+def read_annealed(paths: Sequence[Path]) -> dict[str, Values]:
+    """What files of annealed weights hold, those of as many leapfrogs as one; each model is in one of them."""
+    joined: dict[str, Values] = {}
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        options = {key: value for key, value in content["options"].items() if key != "device"}
+        own = joined.setdefault(f"{options['steps']}_steps", {"options": options, "models": {}})
+        if own["options"] != options or own["models"].keys() & content["models"].keys():
+            raise DohyoError(f"{path}: was made with other options than the files before, or holds models that they hold")
+        own["models"] |= content["models"]
+    return joined
+
+
+def annealed(content: Values, cells: dict[str, Values]) -> Values:
+    """The values of the cells' models, where all replicas have one."""
     models: dict[str, list[Values]] = {}
     for name, one in cells.items():
         replicas = one["result"]["replicas"]
@@ -78,9 +90,11 @@ def annealed(path: Path, cells: dict[str, Values]) -> tuple[str, Values]:
         if None in own:
             continue
         for model, replica in zip(own, replicas, strict=True):
-            if model["numbers"]["best_epoch"] != replica["best_epoch"]:
-                raise DohyoError(f"{path}: {name} was annealed after epoch {model['numbers']['best_epoch']}, and tested after "
-                                 f"{replica['best_epoch']}; anneal the parameters that were tested")  # fmt: skip
+            if (epoch := model["numbers"]["best_epoch"]) != replica["best_epoch"]:
+                raise DohyoError(
+                    f"{name} was annealed after epoch {epoch}, and tested after {replica['best_epoch']}; anneal the parameters "
+                    "that were tested"
+                )
         models[_row(name)] = own
     found = differences({row: [one["nll"] for one in own] for row, own in models.items()})
     images = {row: [statistics.fmean(each) for each in zip(*(one["nll_per_image"] for one in own), strict=True)]
@@ -88,9 +102,8 @@ def annealed(path: Path, cells: dict[str, Values]) -> tuple[str, Values]:
     for name, difference in found.items():
         paired = [a - b for a, b in zip(*(images[row] for row in name.split(" less ")), strict=True)]
         difference["stderr_over_images"] = statistics.stdev(paired) / len(paired) ** 0.5
-    options = {key: value for key, value in content["options"].items() if key != "device"}
-    return f"{options['steps']}_steps", {
-        "options": options,
+    return {
+        "options": content["options"],
         "test_nll": {row: statistics.fmean(one["nll"] for one in own) for row, own in models.items()},
         "replicas": {row: [_kept(one) for one in own] for row, own in models.items()},
         "differences": found,
@@ -123,11 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if len(places) > 1:
         raise DohyoError(f"these are cells of {', '.join(sorted(places))}; give those of one data set and cost")
     nll = {_row(name): [one["test_nll"] for one in found["result"]["replicas"]] for name, found in cells.items()}
+    weights = read_annealed(options.annealed)
     write_json(options.out, {
         "note": options.note,
         "runs": {_row(name).replace("-", "_"): found for name, found in cells.items()},
         "test_nll_at_the_end": {"rows": list(nll), "differences": differences(nll)},
-        "annealed": {**dict(annealed(path, cells) for path in options.annealed), "note": ANNEALED},
+        "annealed": {steps: annealed(content, cells) for steps, content in weights.items()} | {"note": ANNEALED},
         "intervals": INTERVALS,
     })  # fmt: skip
     for row, values in nll.items():

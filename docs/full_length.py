@@ -85,9 +85,10 @@ def _note(cells: Cells, own: list[str]) -> str:
         f"are by IWAE-5000. Ours: {' or '.join(map(str, replicas))} replicas, {lengths} epochs, ± standard deviation over them."
     ]
     if gaps := [gap for cell in cells.values() for gap in cell.gaps]:
+        where = ", ".join(dict.fromkeys(cell.bound.where for cell in cells.values() if cell.gaps))
         texts.append(
             "Both yardsticks are upper bounds of the NLL on average; on images that the models made themselves, bounds from both "
-            f"sides by 16 annealed weights are {min(gaps):.1f} to {max(gaps):.1f} nats apart."
+            f"sides by 16 annealed weights are {min(gaps):.1f} to {max(gaps):.1f} nats apart ({where})."
         )
     missing = [ROWS[row].label for row in ROWS if row not in own]
     return " ".join([*texts, f"At no cost were run: {'; '.join(missing)}." if missing else ""])

@@ -98,6 +98,10 @@ class Findings:
             return None
         short = self._short(one.data for one, _ in pairs)
         text = f"{short}difference in nats from {ROWS[than].label} (negative is better): {listed(found)}"
+        if len(pairs) > 1:
+            share = 1 / len(pairs)
+            mean = Contrast.of(*((sign * share, one.nll) for pair in pairs for sign, one in zip((1, -1), pair, strict=True)))
+            text += f"; {listed({'their mean': mean})}"
         return Conclusion(claim, paper, text, all_below(list(found.values())))
 
     def _ends(self, row: str) -> dict[str, tuple[Entry, Entry]]:
