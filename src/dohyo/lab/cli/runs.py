@@ -72,10 +72,8 @@ def run_command(
         run.check(fabric)  # everything that can be wrong, before the first file
     interrupted: list[int] = []
     try:
-        with run.writing(fabric), interruptible() as interrupted:
-            if config.resume is None:
-                on_first(fabric, run.check_new)  # from here on nobody else can begin
-            else:
+        with run.beginning(fabric) if config.resume is None else run.writing(fabric), interruptible() as interrupted:
+            if config.resume is not None:
                 run = opened()  # another process may have continued it since
             result = run.result if run.finished else None
             if result is None:
