@@ -237,6 +237,8 @@ INPUTS = [
     Input("deep metrics", "report {run}", "line 1", {"run/metrics.jsonl": DEEP_JSON + "\n", "run/result.json": "{}"}),
     Input("a deep study", "report s", "deep", {"s/study.json": DEEP_JSON}),
     Input("a result of another kind", "report {run}", "result.json", {"run/result.json": "[]"}),
+    Input("a result without an estimator", "train --resume run", "result.json: is damaged",
+          {"run/result.json": lambda path: path.write_text(path.read_text().replace('"estimator"', '"nothing"'))}),
     Input("a config that is a list", "evaluate {run}", "is not the config of a run", {"run/config.yaml": "[1, 2]"}),
     Input("a config of bytes", "evaluate {run}", "config.yaml", {"run/config.yaml": b"\xff\xfe\x00"}),
     Input("a config with a wrong type", "evaluate {run}", "config.yaml", {"run/config.yaml": "hidden: [1]\n"}),

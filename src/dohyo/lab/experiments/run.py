@@ -191,10 +191,10 @@ class Run(ABC, Generic[C]):
 
     def check_new(self) -> None:
         """A DohyoError if the folder holds a run, or parts of one: they would be mixed with the new one's."""
-        if (self.folder / CONFIG).exists():
+        foreign = [name for folder in self.folders for name in (CHECKPOINT, METRICS, RESULT) if (folder / name).exists()]
+        if (self.folder / CONFIG).exists():  # looked for last: another process may be beginning here, and writes it first
             again = f"dohyo {self.command} --resume {self.folder}"
             raise DohyoError(f"{self.folder} already holds a run; continue it ({again}), or choose another --out")
-        foreign = [name for folder in self.folders for name in (CHECKPOINT, METRICS, RESULT) if (folder / name).exists()]
         if foreign:
             raise DohyoError(f"{self.folder} holds {foreign[0]} of another run, without its {CONFIG}; choose another --out")
         for folder in self.folders:
