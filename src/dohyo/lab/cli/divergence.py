@@ -35,6 +35,6 @@ def run(options: Namespace) -> int:
     for one in opened.replicas or [opened]:
         if not one.config.over(load_progress(one.folder)):
             raise DohyoError(f"{one.folder}: is not trained to its end; dohyo reverse-kl --resume {options.run} goes on")
-    wanted = {name: options[name] for name in ("anneal", "test_draws", "test_terms") if options[name] is not None}
-    options.update({"out": None, "resume": options.run, "explicit": wanted})
+    options.explicit = {name: options[name] for name in ("anneal", "test_draws", "test_terms") if options[name] is not None}
+    options.out, options.resume = None, options.run
     return run_command(ReverseKLRun, options, note, summary)
