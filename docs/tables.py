@@ -45,6 +45,21 @@ def gpu_step(content: dict[str, Any]) -> Grid:
     return grid("", columns, rows, "Microseconds a step.")
 
 
+def gpu_chains(content: dict[str, Any]) -> Grid:
+    """Microseconds of a step through chains beside IWAE with as many passes through the decoder."""
+    rows = []
+    for row in content["rows"]:
+        if "equal" in row:
+            key = row["equal"], row["replicas"]
+            other = next(one for one in content["rows"] if (one["cost"], one["replicas"]) == key and "anneal" not in one)
+            times = [one["microseconds"] for one in (row, other)]
+            counts = [f"{one['kernels']:.0f}" for one in (row, other)]
+            name, equal = f"chains, {row['cost']} of {row['anneal']}", f"IWAE-{row['equal']}"
+            rows.append([name, row["replicas"], equal, *(f"{time:.0f}" for time in times), f"{times[0] / times[1]:.2f}", *counts])
+    columns = ["theta follows", "replicas", "with as many passes", "µs", "µs of IWAE", "ratio", "kernels", "kernels of IWAE"]
+    return grid("", columns, rows)
+
+
 def mnist_20(content: dict[str, Any]) -> Grid:
     rows = [
         [_options(run["options"]), f"{run['test_nll']:.2f}", f"{run['clipped_steps_decoder']:.0%}", f"{run['clipped_data']:.0%}"]
@@ -81,7 +96,13 @@ def _options(options: dict[str, Any]) -> str:
     return ", ".join(text if key == "estimator" else f"{key} {text}" for key, text in texts.items())
 
 
-TABLES = {"gpu_step": gpu_step, "mnist_20_epochs": mnist_20, "mnist_300_epochs": mnist_300, "mnist_cost_5": mnist_cost_5}
+TABLES = {
+    "gpu_step": gpu_step,
+    "gpu_chains": gpu_chains,
+    "mnist_20_epochs": mnist_20,
+    "mnist_300_epochs": mnist_300,
+    "mnist_cost_5": mnist_cost_5,
+}
 
 
 def made_table(name: str) -> str:
