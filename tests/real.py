@@ -154,7 +154,9 @@ def finished(line: list[str], folder: Path, largest: int | None = None, drawn: b
         return subprocess.CompletedProcess(line, process.exitcode, out.read_text(), error.read_text())
 
 
-def finished_together(line: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def finished_together(
+    line: list[str], folder: Path, meanwhile: Callable[[list[BaseProcess]], None] = lambda ranks: None
+) -> subprocess.CompletedProcess[str]:
     """Two forked processes that have ended, with the variables that torchrun gives to those that it starts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -164,6 +166,7 @@ def finished_together(line: list[str], folder: Path) -> subprocess.CompletedProc
     with tempfile.TemporaryDirectory() as name:
         streams = [(Path(name, f"out{rank}"), Path(name, f"error{rank}")) for rank in "01"]
         ranks = [started(line, folder, *streams[i], RANK=str(i), LOCAL_RANK=str(i), **shared) for i in (0, 1)]
+        meanwhile(ranks)
         end = time.monotonic() + 300
         while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks) and time.monotonic() < end:
             connection.wait([rank.sentinel for rank in ranks if rank.is_alive()], timeout=1)
