@@ -128,13 +128,18 @@ def _run(
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)
+    encoding = variables.get("PYTHONIOENCODING", "utf-8")  # which an interpreter reads when it starts
+    sys.stdout, sys.stderr = (open(descriptor, "w", encoding=encoding) for descriptor in (1, 2))  # noqa: SIM115
     if not drawn:
         Figure.savefig = write_unrendered  # type: ignore[assignment]
         leave_unplotted(setattr)
     if largest is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     try:
-        if line[0] == "-m":
+        if line[0] == "-c":
+            sys.argv = ["-c", *line[2:]]
+            exec(compile(line[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif line[0] == "-m":
             sys.argv = line[1:]
             runpy.run_module(line[1], run_name="__main__", alter_sys=True)
         else:

@@ -96,8 +96,8 @@ def test_a_compiled_function_changes_its_arguments() -> None:
 def test_the_captured_step_on_a_cpu(inductor: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced, with two replicas and a random number of log-weights, and gone on with by the plain program.
 
-    One batch size and one bucket, to compile little. Inductor takes a minute of a C++ compiler's time to make code of these graphs:
-    what it makes of the gradients of networks is in test_products, of the rest above.
+    One batch size and one bucket, to compile little. Inductor takes a minute of a C++ compiler's time for these graphs: what it
+    makes of the gradients of networks is in test_products, of the rest above.
     """
     if not inductor:
         monkeypatch.setattr(programs, "network", traced_with_gradients)
