@@ -1,5 +1,7 @@
 """Make the tables of results in README.md and the docs anew from results/NAME/study.json, and from the files named below.
 
+`full_length` and `full_length_conclusions` are the paper's table 1 from all that was trained at full length.
+
     python docs/tables.py            # writes them
     python docs/tables.py --check    # says which are not as the results are, and writes nothing
 
@@ -9,11 +11,13 @@ A table stands between `<!-- results:NAME -->` (the conclusions; `<!-- results:N
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from blocks import filled, table
+import full_length
+from blocks import conclusions, filled, table
 
 from dohyo.files import replacing
 from dohyo.lab.report.grids import Grid, grid
@@ -84,12 +88,21 @@ def made_table(name: str) -> str:
     return table(TABLES[name](json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))))
 
 
+def made_at_full_length() -> dict[str, Callable[[], str]]:
+    """Both blocks are read from the files once they are needed."""
+    return {
+        "full_length": lambda: table(full_length.table(full_length.read(ROOT / "results"))),
+        "full_length_conclusions": lambda: conclusions(full_length.conclusions(full_length.read(ROOT / "results"))),
+    }
+
+
 def stale(write: bool = False) -> list[Path]:
     """The pages whose tables are not as the results are."""
     found = []
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        made = filled(text, ROOT / "results", page.parent, {name: partial(made_table, name) for name in TABLES})
+        more = {name: partial(made_table, name) for name in TABLES} | made_at_full_length()
+        made = filled(text, ROOT / "results", page.parent, more)
         if made != text:
             found.append(page)
             if write:

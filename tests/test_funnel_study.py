@@ -76,6 +76,7 @@ def test_cells_are_all_that_was_asked_for() -> None:
     assert paper.seeds == [0, 1, 2]
     assert cells["minimax-iwae_200_2"]["seed"] == 2
     assert list(Funnel.at("paper", seed=5, replicas=1, iwae=(7,)).cells())[3] == "iwae_007_0"
+    assert Funnel.at("paper", program="captured").run_of("", cells["sumo_015_0"], Path("none")).config.program == "captured"
     for wrong, words in ({"iwae": (0,)}, "iwae is"), ({"check_draws": 9}, "check_draws is 9"), ({"replicas": 0}, "replicas is 0"):
         with pytest.raises(ValueError, match=words):
             Funnel.at("small", **wrong)

@@ -83,6 +83,9 @@ def test_cells_take_turns_and_wrong_numbers_are_refused() -> None:
     assert len(cells) == 3 * 5 * 3
     assert list(cells)[:6] == [*(f"{policy}_100_plain_0" for policy in NAMES), "sumo_100_plain_1"]
     assert {options["variables"] for options in cells.values() if options["entropy"] > 0} == {500}
+    captured = Policies.at("small", program="captured")
+    programs = {name: captured.run_of("", cells[f"{name}_100_plain_0"], Path("none")).config.program for name in NAMES}
+    assert {name for name, program in programs.items() if program == "captured"} == {"sumo", "iwae"}  # the latent ones
     for wrong, words in (
         ({"sizes": (5,)}, "as many positive times"),
         ({"seconds": (1.0, 0.0)}, "as many positive times"),

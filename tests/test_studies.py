@@ -267,13 +267,13 @@ def test_pictures_are_there_from_the_first_cell_on(tmp_path: Path) -> None:
 
 
 def test_a_run_in_a_cell(tmp_path: Path) -> None:
-    """Gone on with on any device, but with no other config; or one that is given."""
+    """Gone on with on any device and by any program, but with no other config; or one that is given."""
     options = {"estimator": "iwae", "cost": 2, "hidden": 4, "latent": 2, "epochs": 2, "valid_terms": 2, "test_terms": 2}
     shares: list[float] = []
     run = given_or(None, tmp_path / "run", **options, device="cpu")
     complete(run, shares.append)
     assert (shares[:2], set(shares[2:])) == ([0.5, 1.0], {1.0})
-    assert complete(given_or(None, tmp_path / "run", **options, device="auto"), shares.append) == run.result
+    assert complete(given_or(None, tmp_path / "run", **options, device="auto", program="captured"), shares.append) == run.result
     with pytest.raises(ValueError, match="run holds a run with another config; remove that folder, or choose another --out"):
         complete(given_or(None, tmp_path / "run", **options | {"cost": 3}, device="cpu"), shares.append)
     assert given_or(tmp_path / "run", tmp_path / "other", **options).folder == tmp_path / "run"

@@ -94,14 +94,16 @@ def test_claims_follow_the_numbers() -> None:
         for cost, (nll, _) in p.at(data).items()
     ]  # fmt: skip
     found = holds(paper)
+    best = found.pop("Our best models have a lower test NLL than the best published")
     assert list(found.values()) == [True, True, True, True]  # the paper's own numbers bear out its claims
+    assert best is False  # others have lower ones
     assert "Our test NLL are the paper's, to 0.3 nats" in found
     first = "SUMO's models have a lower test NLL than IWAE's at the same cost"
     assert holds([entry("digits", 5, "iwae", 24.0), entry("digits", 5, "sumo-variance", 24.0)]) == {first: None}
     assert holds([entry("digits", 5, "iwae", 24.0), entry("digits", 5, "sumo-variance", 24.1)]) == {first: False}
     short = holds([entry("mnist", 5, "iwae", 130.0)])
     assert short == {"Our test NLL are the paper's, to 0.3 nats": None}
-    assert holds([entry("mnist", 5, "iwae", 130.0, 3500, 3500)]) == {"Our test NLL are the paper's, to 0.3 nats": False}
+    assert list(holds([entry("mnist", 5, "iwae", 130.0, 3500, 3500)]).values()) == [False, False]
     (conclusion,) = Findings([entry("digits", 5, "iwae", 24.0), entry("digits", 5, "sumo-variance", 24.1)]).conclusions()
     assert conclusion.found.startswith("in short runs (epochs: digits 20): difference in nats from IWAE")
     assert "digits at 5: +0.10 ± 0.02" in conclusion.found

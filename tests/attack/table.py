@@ -268,6 +268,7 @@ INPUTS = [
     Input("a picture without end", "report {run}", "is the most", {"run/samples.png": sparse(b"\x89PNG")}),
     Input("a picture from a pipe", "report {run}", "no regular file", {"run/samples.png": replaced(fifo)}),
     Input("a study without end", "reproduce convergence --scale smoke --out s", "is the most", {"s/study.json": sparse(b"{")}),
+    Input("an estimator that would be ignored", "qpbo --variables 9 --estimator iwae --out a", "add --policy latent"),
     Input("a reward without end", "qpbo --instance r.txt --out a", "is the most", {"r.txt": sparse(b"1\n")}),
     Input("values from a pipe", "compare a.npz a.npz", "no saved evaluation", {"a.npz": fifo}),
     Input("values without end", "compare a.npz a.npz", "a.npz", {"a.npz": npz({"log_px": claims("(9200000000000,)")})}),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.func import functional_call
+from torch.nn.functional import pad
 
 from dohyo.models.latent import LatentVariableModel
 from dohyo.models.likelihoods import observed
@@ -117,7 +118,9 @@ class _Chain(Distribution):
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         a = self.first.rsample(torch.Size(sample_shape))
         b = self.second(a).rsample()
-        return torch.cat([b, a] if self.reverse else [a, b], -1)
+        left, right = (b, a) if self.reverse else (a, b)
+        # Not torch.cat: mapped over replicas it fixes the number of rows, and a captured step must serve any number.
+        return pad(left, (0, self.sizes[1])) + pad(right, (self.sizes[0], 0))
 
     def log_prob(self, value: Tensor) -> Tensor:
         a, b = value.split(self.sizes, -1)

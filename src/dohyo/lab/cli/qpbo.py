@@ -4,10 +4,13 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from dohyo.errors import DohyoError
+from dohyo.estimators import ESTIMATORS
 from dohyo.lab.cli.runs import run_command, run_parser
 from dohyo.lab.cli.screen import count, each_replica
-from dohyo.lab.experiments.qpbo import QPBORun
+from dohyo.lab.experiments.qpbo import QPBOConfig, QPBORun
 from dohyo.lab.parsing import Parser
+from dohyo.names import named
 
 _EXAMPLES = """examples:
   dohyo qpbo --instance bqp100.txt --index 1 --out runs/p
@@ -24,7 +27,19 @@ def parser() -> Parser:
 
 
 def run(options: Namespace) -> int:
+    _check_used(options)
     return run_command(QPBORun, options, _note, _summary)
+
+
+def _check_used(options: Namespace) -> None:
+    """Other policies know their own log p(x): what only estimates it would be ignored without a word."""
+    fields = QPBOConfig.__dataclass_fields__
+    named(ESTIMATORS, options.estimator, "estimator")
+    for name in () if options.policy == "latent" or options.resume else ("estimator", "cost", "encoder", "k_draw", "latent"):
+        if name in options.explicit and options.explicit[name] != fields[name].default:
+            flag = f"--{name.replace('_', '-')} {options.explicit[name]}"
+            raise DohyoError(f"{flag} says how the latent policy is trained, and the policy is {options.policy}: add --policy "
+                             f"latent, or leave --{name.replace('_', '-')} out")  # fmt: skip
 
 
 def _note(record: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from dohyo.lab.studies.funnel_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig
 from dohyo.lab.targets import Funnel as Target
-from dohyo.lab.training.config import option
+from dohyo.lab.training.config import ProgramName, option
 
 _MINIMAX = "minimax-iwae"
 _RECORDED = (
@@ -41,6 +41,7 @@ class FunnelConfig(StudyConfig):
     sumo: tuple[int, ...] = option((5, 15, 50), "The costs of SUMO.")
     symmetric_sumo: tuple[int, ...] = option((5, 15, 50), "The costs of SymmetricSUMO.")
     multilevel_rr: tuple[int, ...] = option((5, 15, 50), "The costs of MultilevelRR.")
+    program: ProgramName = option("plain", "How steps are run; captured is for a CUDA GPU.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +92,8 @@ class Funnel(Study[FunnelConfig]):
         terms = {"check_terms": options["terms"], "test_terms": options["terms"]}
         minimax = options["estimator"] == _MINIMAX
         followed = {"estimator": "iwae", "encoder": "iwae"} if minimax else {"estimator": options["estimator"]}
-        return ReverseKLRun(folder, ReverseKLConfig(**shared, **terms, **followed, device=self.config.device))
+        where = {"device": self.config.device, "program": self.config.program}
+        return ReverseKLRun(folder, ReverseKLConfig(**shared, **terms, **followed, **where))
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         result = complete(self.run_of(name, options, folder), advance)

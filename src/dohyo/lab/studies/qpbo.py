@@ -12,7 +12,7 @@ from dohyo.lab.plots.rewards import plot_reward_curves
 from dohyo.lab.studies.qpbo_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig
-from dohyo.lab.training.config import option
+from dohyo.lab.training.config import ProgramName, option
 
 PolicyName = Literal["sumo", "iwae", "independent", "nade", "gru"]
 # How each is trained, and the steps from one record to the next: few where a step is slow, so that all end on time.
@@ -45,6 +45,7 @@ class PoliciesConfig(StudyConfig):
         0.03, "Adam's learning rate for the independent policy, whose parameters are the log-odds themselves."
     )
     epsilon: float = option(1e-8, "Adam's epsilon.")
+    program: ProgramName = option("plain", "How the latent policies' steps are run; captured is for a CUDA GPU.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,14 +99,16 @@ class Policies(Study[PoliciesConfig]):
 
     def run_of(self, name: str, options: Cell, folder: Path) -> QPBORun:
         shared = ("variables", "entropy", "seed", "instance_seed", "learning_rate", "hidden", "cost", "epsilon")
+        policy = _POLICIES[options["policy"]]
         config = QPBOConfig(
-            **_POLICIES[options["policy"]],
+            **policy,
             **{key: options[key] for key in shared},
             steps=_FOREVER,
             entropy_decay="none",
             restarts=1,
             max_seconds=options["seconds"],
             device=self.config.device,
+            program=self.config.program if policy["policy"] == "latent" else "plain",
         )
         return QPBORun(folder, config)
 

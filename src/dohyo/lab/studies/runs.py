@@ -23,7 +23,7 @@ def complete(run: Run[Any], advance: Advance) -> Cell:
     """The result of a run, which is finished first if it is not yet; a DohyoError if its folder holds another run."""
     if (run.folder / CONFIG).exists():
         before = type(run).open(run.folder).config
-        if dataclasses.replace(before, device=run.config.device) != run.config:
+        if dataclasses.replace(before, device=run.config.device, program=run.config.program) != run.config:
             raise DohyoError(f"{run.folder} holds a run with another config; remove that folder, or choose another --out")
     return run.complete(
         launch(run.config.device),
