@@ -85,6 +85,7 @@ def traced_with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own code
 def test_a_compiled_function_changes_its_arguments() -> None:
     def step(average: Tensor, value: Tensor) -> list[Tensor]:
         average.lerp_(value, 0.25)
