@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import full_length
 from blocks import conclusions, filled, table
 
+import full_length
 from dohyo.files import replacing
 from dohyo.lab.report.grids import Grid, grid
 
