@@ -138,6 +138,9 @@ def _run(
         else:
             sys.argv = line
             runpy.run_path(line[0], run_name="__main__")
+    except Exception:  # first the traceback, then what is done at exit, as Python does: other processes may see the exit
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
     finally:
         atexit._run_exitfuncs()  # which multiprocessing leaves out
 

@@ -92,8 +92,8 @@ class Funnel(Study[FunnelConfig]):
         terms = {"check_terms": options["terms"], "test_terms": options["terms"]}
         minimax = options["estimator"] == _MINIMAX
         followed = {"estimator": "iwae", "encoder": "iwae"} if minimax else {"estimator": options["estimator"]}
-        followed |= {"device": self.config.device, "program": self.config.program}
-        return ReverseKLRun(folder, ReverseKLConfig(**shared, **terms, **followed))
+        c = self.config
+        return ReverseKLRun(folder, ReverseKLConfig(**shared, **terms, **followed, device=c.device, program=c.program))
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         result = complete(self.run_of(name, options, folder), advance)
