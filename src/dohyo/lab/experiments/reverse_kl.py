@@ -270,7 +270,7 @@ def draw_over_processes(
         if bool(bad.any()):
             point = ", ".join(f"{value:.4g}" for value in draws.x[bad][0].tolist()[:4])
             raise DohyoError(f"{log_target.name} is {word} at {int(bad.sum())} of {len(bad)} draws of the model, such as x = "
-                             f"({point}{', ...' if draws.x.shape[1] > 4 else ''}); correct it and --resume: {_KEPT}")  # fmt: skip
+                             f"({point}{', ...' if draws.x.shape[1] > 4 else ''}); correct it; {_KEPT} for --resume")  # fmt: skip
     return draws
 
 
