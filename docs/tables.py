@@ -1,6 +1,7 @@
 """Make the tables of results in README.md and the docs anew from results/NAME/study.json, and from the files named below.
 
-`full_length` and `full_length_conclusions` are the paper's table 1 from all that was trained at full length.
+`full_length` and `full_length_conclusions` are the paper's table 1 from all that was trained at full length, `unbiased` its
+differences, with those of shorter runs.
 
     python docs/tables.py            # writes them
     python docs/tables.py --check    # says which are not as the results are, and writes nothing
@@ -16,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import full_length
 from blocks import conclusions, filled, table
 
+import full_length
 from dohyo.files import replacing
 from dohyo.lab.report.grids import Grid, grid
 
@@ -110,8 +111,9 @@ def made_table(name: str) -> str:
 
 
 def made_at_full_length() -> dict[str, Callable[[], str]]:
-    """Both blocks are read from the files once they are needed."""
+    """Blocks that are made of several files, which are read once they are needed."""
     return {
+        "unbiased": lambda: table(full_length.unbiased(ROOT / "results")),
         "full_length": lambda: table(full_length.table(full_length.read(ROOT / "results"))),
         "full_length_conclusions": lambda: conclusions(full_length.conclusions(full_length.read(ROOT / "results"))),
     }

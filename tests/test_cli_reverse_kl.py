@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from dohyo.annealing import tuning
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.reverse_kl import ReverseKLRun
 from dohyo.lab.folder import read_records
@@ -60,9 +61,9 @@ def test_the_last_check_with_annealed_weights(here: Path, capsys: pytest.Capture
     train = ["reverse-kl", "--target", "banana", "--estimator", "multilevel-rr", "--cost", "5", "--steps", "20", *FAST]
     assert main([*train, "--out", "a", "--json"]) == 0
     before = json.loads(capsys.readouterr().out)
-    assert main(["reverse-kl", "--resume", "a", "--anneal", "3", "--json"]) == 0
+    assert main(["divergence", "a", "--anneal", "3", "--json"]) == 0
     after = json.loads(capsys.readouterr().out)
-    assert (before["anneal"], after["anneal"]) == (0, 3)
+    assert (before["anneal"], before["leapfrogs"], after["anneal"], after["leapfrogs"]) == (0, 0, 3, 3)
     assert after["steps"] == 20
     assert after["by_prior"] == pytest.approx(before["by_prior"], abs=1.0)
     assert after["by_encoder"] < after["above"] + 0.1
@@ -70,6 +71,36 @@ def test_the_last_check_with_annealed_weights(here: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out) == after  # nothing left to do
     assert main([*train, "--anneal", "-1", "--out", "b"]) == 2
     assert "anneal is -1" in capsys.readouterr().err
+
+
+def test_a_divergence_measured_again_trains_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "STEPS", (0, 2))
+    monkeypatch.setattr(tuning, "preferred", lambda seen: 1)
+    train = ["reverse-kl", "--target", "banana", "--estimator", "multilevel-rr", "--cost", "5", "--steps", "20", *FAST]
+    assert main([*train, "--replicas", "2", "--out", "a", "--json"]) == 0
+    checkpoints = [Path(f"a/replica_{i}/checkpoint.pt").read_bytes() for i in range(2)]
+    capsys.readouterr()
+    assert main(["divergence", "a", "--test-draws", "60"]) == 0  # auto
+    assert "log p(x) by chains of 2 leapfrogs" in " ".join(capsys.readouterr().out.split())
+    result = json.loads(Path("a/replica_1/result.json").read_text())
+    assert (result["anneal"], result["leapfrogs"], result["test_draws"]) == ("auto", 2, 60)
+    assert [Path(f"a/replica_{i}/checkpoint.pt").read_bytes() for i in range(2)] == checkpoints
+    config = Path("a/replica_0/config.yaml")
+    for arguments, words in [
+        (["evaluate", "a/replica_0"], "a run of dohyo reverse-kl, and one of dohyo train is needed here; dohyo divergence"),
+        (["sandwich", "a/replica_0"], "a run of dohyo reverse-kl"),
+        (["divergence", "a", "--anneal", "1.5"], "anneal"),
+        (["divergence", "a", "--test-terms", "0"], "test_terms is 0"),
+    ]:
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert words in error
+    config.write_text(config.read_text().replace("steps: 20", "steps: 30"))
+    assert main(["divergence", "a/replica_0"]) == 2
+    assert "is not trained to its end; dohyo reverse-kl --resume a/replica_0 goes on" in capsys.readouterr().err
 
 
 def test_an_unbiased_estimator_in_its_place_does_not_diverge(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

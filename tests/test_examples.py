@@ -30,7 +30,7 @@ def test_every_command_of_the_tutorial_is_right_and_on_its_page() -> None:
     assert [line.removeprefix("$ dohyo ") for line in re.findall(r"^\$ dohyo .*", page, re.MULTILINE)] == lines
     for line in lines:
         arguments = [_underscored(argument) for argument in shlex.split(line)]
-        assert _parser(arguments).parse_args(arguments).command == arguments[0]
+        assert _parser(arguments)[0].parse_args(arguments).command == arguments[0]
 
 
 def test_the_pictures_of_the_tutorial_are_there() -> None:

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 
 import dohyo
 import real
+import server
 from dohyo.lab.cli import main
 from dohyo.lab.folder import read_records
 from dohyo.lab.studies import STUDIES
@@ -79,7 +79,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the study, which is also known in this process."""
     (tmp_path / "cells.py").write_text(STUDY)
     (tmp_path / "program.py").write_text(PROGRAM)
-    forkserver.ensure_running()  # with what `real` has it load
+    server.ensure_running()  # with what the tests have it load
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "cells", raising=False)

@@ -3,6 +3,7 @@
 Each line begins in an empty folder. {run} is a copy of a small trained run; a file below run/ replaces one of its own.
 """
 
+import gzip
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.io
 import torch
 from PIL import Image
 
@@ -116,6 +118,27 @@ def repacked(path: Path) -> None:
             archive.writestr(name, content)
 
 
+def gzipped(path: Path) -> None:
+    """Two megabytes that become two gigabytes."""
+    path.write_bytes(gzip.compress(bytes(10**7)) * 200)
+
+
+def matrix(path: Path) -> None:
+    """A MATLAB file that claims to have 10^18 pixels."""
+    scipy.io.savemat(path, {"X": np.zeros((3, 5), dtype=np.uint8)})
+    path.write_bytes(path.read_bytes().replace(struct.pack("<ii", 3, 5), struct.pack("<ii", 10**9, 10**9)))
+
+
+def header(text: str) -> bytes:
+    """An array's header that says this."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text.encode() + b"\n"
+
+
+def added(text: str) -> Callable[[Path], None]:
+    """The run's own file with this at its end; in YAML the last of two values holds."""
+    return lambda path: path.write_text(path.read_text() + text) and None
+
+
 def study(**changes: Any) -> str:
     return json.dumps({"study": "convergence", "cells": {}, "pictures": [], **changes})
 
@@ -171,6 +194,15 @@ INPUTS = [
     Input("a study's negative seed", "reproduce convergence --scale smoke --seed -1 --out a", "seed is -1"),
     Input("a study's training without epochs", "reproduce convergence --scale smoke --vae-epochs 0 --out a", "epochs is 0"),
     Input("everything there is", "report /", "folders below it"),
+    Input("memory that ends in training", "reverse-kl --hidden 12000 --steps 2 --device cpu --out a", "not enough memory"),
+    Input("memory that ends in a folder of a folder", "reverse-kl --batch-size 16000000 --hidden 64 --device cpu --out a/b/c",
+          "not enough memory"),
+    Input("seeds of replicas that are too large", f"{TRAIN} --out a --replicas 3 --seed 2147483646", "seed is 2147483648"),
+    Input("a study's seeds that are too large", "reproduce table1 --scale smoke --seed 2147483647 --out a", "seed is 2147483648"),
+    Input("10^12 trials", "reproduce convergence --scale smoke --trials 1000000000000 --out a", "at most 10000"),
+    Input("10^9 replicas of a report", "report {run}", "replicas is 1000000000",
+          {"run/config.yaml": added("replicas: 1000000000\n"), "run/result.json": replaced(lambda path: None)}),
+    Input("a long path", f"{TRAIN} --out {'a/' * 3000}", "too long"),
     # ---- where the output goes --------------------------------------------------------------------------------------------
     Input("a page on a device", "report {run} --out /dev/null", "the ending of a page"),
     Input("a page on a pipe", "report {run} --out p.html", "is no regular file", {"p.html": fifo}),
@@ -186,6 +218,14 @@ INPUTS = [
     Input("a foreign result", f"{TRAIN} --out a", "holds result.json of another run", {"a/result.json": b"{}"}),
     Input("a run that is there", f"{TRAIN} --out run", "already holds a run", {"run/mine.txt": b""}),
     Input("a file as folder", f"{TRAIN} --out a", "a", {"a": b""}),
+    Input("a folder as picture", f"{TRAIN} --out a", "samples.png: is no regular file", {"a/samples.png/x": b""}),
+    Input("a file as folder of logs", f"{TRAIN} --out a", "tensorboard: is no folder", {"a/tensorboard": b""}),
+    Input("a file as replica", f"{TRAIN} --out a --replicas 2", "replica_0: is no folder", {"a/replica_0": b""}),
+    Input("a folder as a replica's picture", f"{TRAIN} --out a --replicas 2", "is no regular file",
+          {"a/replica_1/samples.png/x": b""}),
+    Input("a pipe as lock", f"{TRAIN} --out a", ".dohyo.lock: is no regular file", {"a/.dohyo.lock": fifo}),
+    Input("a folder as evaluation", "evaluate {run} --anneal 0", "is no regular file", {"run/evaluation.json/x": b""}),
+    Input("a file as cells", "reproduce convergence --scale smoke --out s", "cells: is no folder", {"s/cells": b""}),
     # ---- texts ------------------------------------------------------------------------------------------------------------
     Input("a bomb as config", "train --config c.yaml --out a", "anchors or aliases", {"c.yaml": BOMB}),
     Input("a bomb as estimator", "evaluate {run} --estimator e.yaml", "anchors or aliases", {"e.yaml": BOMB}),
@@ -197,12 +237,24 @@ INPUTS = [
     Input("deep metrics", "report {run}", "line 1", {"run/metrics.jsonl": DEEP_JSON + "\n", "run/result.json": "{}"}),
     Input("a deep study", "report s", "deep", {"s/study.json": DEEP_JSON}),
     Input("a result of another kind", "report {run}", "result.json", {"run/result.json": "[]"}),
+    Input("a result without an estimator", "train --resume run", "result.json: is damaged",
+          {"run/result.json": lambda path: path.write_text(path.read_text().replace('"estimator"', '"nothing"'))}),
     Input("a config that is a list", "evaluate {run}", "is not the config of a run", {"run/config.yaml": "[1, 2]"}),
     Input("a config of bytes", "evaluate {run}", "config.yaml", {"run/config.yaml": b"\xff\xfe\x00"}),
     Input("a config with a wrong type", "evaluate {run}", "config.yaml", {"run/config.yaml": "hidden: [1]\n"}),
     Input("an estimator that is a number", "evaluate {run} --estimator e.json", "e.json", {"e.json": "3"}),
     Input("an estimator of order 1000", "evaluate {run} --estimator e.json", "lower",
           {"e.json": '{"name": "jvi", "k": 100000, "order": 1000}'}),
+    Input("a date that is none", "evaluate {run}", "cannot be read", {"run/config.yaml": added("seed: 2001-99-99\n")}),
+    Input("a number of 5,000 digits", "evaluate {run}", "cannot be read", {"run/config.yaml": added(f"seed: {'9' * 5000}\n")}),
+    Input("a longer one", "train --config c.yaml --out a", "beyond 1e+300", {"c.yaml": f"seed: 0x{'f' * 90_000}\n"}),
+    Input("a number that is a text", "train --config c.yaml --out a", "cannot be read", {"c.yaml": "cost: !!float x\n"}),
+    Input("a null as number", "evaluate {run}", "batch_size is null", {"run/config.yaml": added("batch_size:\n")}),
+    Input("a null as option", "evaluate {run} --config c.yaml", "split is null", {"c.yaml": "split: null\nseed: 1\n"}),
+    Input("a k of 400 digits", "evaluate {run} --estimator e.json", "beyond 1e+300",
+          {"e.json": f'{{"name": "iwae", "k": {"9" * 400}}}'}),
+    Input("constants that are texts", "evaluate {run} --estimator e.json", "e.json: could not convert",
+          {"e.json": '{"name": "sumo", "centre": ["a"]}'}),
     # ---- studies of strangers -----------------------------------------------------------------------------------------------
     Input("cells above the folder", "reproduce convergence --scale smoke --out s", "is not a cell of a study",
           {"s/study.json": study(cells={"../../TRAV": CELL})}),
@@ -230,6 +282,12 @@ INPUTS = [
           {"private": b"", "run/metrics.jsonl": replaced(link("../private"))}),
     Input("a cell of somebody else", "reproduce convergence --scale smoke --out s", "leads out of the folder",
           {"s/cells/toy_01.json": link("../../private")}),
+    Input("a cell with a long name", "reproduce convergence --scale smoke --out s", "is not a cell of a study",
+          {"s/study.json": study(cells={"a" * 300: CELL})}),
+    Input("a cell's work elsewhere", "reproduce convergence --scale smoke --out s", "leads out of the folder",
+          {"private/x": b"", "s/work/vae": link("../../private")}),
+    Input("a replica elsewhere", f"{TRAIN} --out a --replicas 2", "leads out of the folder",
+          {"private/x": b"", "a/replica_0": link("../private")}),
     Input("a study of somebody else", "reproduce convergence --scale smoke --out s", "leads out of the folder",
           {"s/cells": link("..")}),
     # ---- checkpoints ----------------------------------------------------------------------------------------------------------
@@ -281,6 +339,15 @@ INPUTS = [
     Input("a compressed array that is damaged", "estimate x.npz", "cannot be read",
           {"x.npz": npz({"a": NOISE}, damage=len(NOISE) // 3)}),
     Input("an archive that claims too much", "estimate x.npz", "bytes", {"x.npz": npz({"a": claims("(9200000000000,)")})}),
+    Input("numbers of no bytes", "estimate x.npy", "x.npy",
+          {"x.npy": header("{'descr': '|V0', 'fortran_order': False, 'shape': (9000000000000000,), }")}),
+    Input("a header that is a program", "estimate x.npy", "cannot be read", {"x.npy": header("__import__('os').mkdir('x')")}),
+    Input("a compressed MNIST that grows", f"{TRAIN} --data mnist --data-dir d --out a", "sha256",
+          {"d/mnist/train-images-idx3-ubyte.gz": gzipped}),
+    Input("a MATLAB file that grows", f"{TRAIN} --data mnist-static --data-dir d --out a", "of memory",
+          {"d/mnist_static/binarized_mnist_train.mat": matrix}),
+    Input("an OMNIGLOT of 73 TB", f"{TRAIN} --data omniglot --data-dir d --out a", "bytes",
+          {"d/omniglot/omniglot28.npz": npz({"train": claims("(9200000000000,)"), "test": NOISE})}),
     Input("a pickle", "estimate x.npy", "Python objects", {"x.npy": npy(np.array([{}, []], dtype=object))}),
     Input("a field of 131,073 characters", "estimate x.csv", "x.csv", {"x.csv": "1" * 131_073}),
     Input("a key for an .npy", "estimate x.npy --key a", "leave it out", {"x.npy": NOISE}),

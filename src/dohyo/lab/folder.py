@@ -6,6 +6,7 @@ Training, experiments, studies and the report all use this module, and it import
 import dataclasses
 import json
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,10 @@ CELLS, WORK = "cells", "work"
 
 Values = dict[str, Any]
 _WRITTEN = (".yaml", ".pt", ".jsonl", ".json", ".npz", ".png", ".svg", ".lock")
+_PICTURES = (LOG_LIKELIHOOD, LEARNING_CURVES, SAMPLES, RECONSTRUCTIONS, DENSITY, MARGINALS, PAIRS)
+_FILES = {CONFIG, CHECKPOINT, METRICS, RESULT, TEST_VALUES, VALUES, TEST_AVERAGE, DRAWS, EVALUATION, SANDWICH, ANNEALING, STUDY,
+          *_PICTURES, *(str(Path(name).with_suffix(".json")) for name in _PICTURES)}  # fmt: skip
+_FOLDERS = re.compile(rf"{TENSORBOARD}|{CELLS}|{WORK}|replica_\d+")
 _LONGEST = 2**28  # bytes of records, which is about a million of them
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot tell"}
 _WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
@@ -92,13 +97,22 @@ def replica_folder(folder: Path, number: int) -> Path:
     return folder / f"replica_{number}"
 
 
-def check_links(folder: Path) -> None:
-    """A DohyoError if something that dohyo writes here is a link to another place: a folder may come from a stranger."""
+def check_places(folder: Path, of_folders: bool = False) -> None:
+    """A DohyoError if what dohyo writes here would go to another place by a link, or cannot be written because something else
+    has its name: a folder may come from a stranger.
+
+    Args:
+        of_folders: Whether it writes only folders here, of any name.
+    """
     home = resolved(folder)
     for path in folder.iterdir() if folder.is_dir() else ():
-        ours = path.is_symlink() and (path.suffix in _WRITTEN or path.name in (TENSORBOARD, CELLS, WORK))
-        if ours and (path.suffix == ".lock" or not resolved(path).is_relative_to(home)):
+        lock, inner = path.suffix == ".lock", of_folders or _FOLDERS.fullmatch(path.name) is not None
+        ours = path.is_symlink() and (path.suffix in _WRITTEN or inner)
+        if ours and (lock or not resolved(path).is_relative_to(home)):
             raise DohyoError(f"{path}: leads out of the folder by a symbolic link; put the file itself there, or remove it")
+        if path.exists() and not (path.is_dir() if inner else path.is_file() or not (lock or path.name in _FILES)):
+            kind = "folder" if inner else "regular file"
+            raise DohyoError(f"{path}: is no {kind}, as dohyo needs it there; remove it, or choose another folder")
 
 
 def check_values(values: Values, kinds: Mapping[str, Any], place: Path, remedy: str) -> Values:

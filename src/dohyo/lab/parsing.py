@@ -72,6 +72,16 @@ class Parser(ArgumentParser):
         set_loader(_YAML, partial(load_yaml, load=get_loader("yaml")), exceptions=(yaml.YAMLError,))
         super().__init__(*args, parser_mode=_YAML, **kwargs)
 
+    def parse_object(self, cfg_obj: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.without_nulls(super().parse_object(cfg_obj, *args, **kwargs))
+
+    def without_nulls(self, values: Any) -> Any:
+        """The same values; a DohyoError for a null in place of a value that is needed, which jsonargparse accepts from files."""
+        for action in self._actions:
+            if action.default not in (None, SUPPRESS) and values.get(action.dest, action) is None:
+                raise DohyoError(f"{action.dest} is null; give it a value, or leave it out")
+        return values
+
     def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
         read_whole(Path(cfg_path))  # refuses what may never end
         return super().parse_path(cfg_path, *args, **kwargs)

@@ -22,11 +22,13 @@ _COMMANDS = {
     "compare": "differences of log p(x) between models on the same data",
     "sample": "pictures of a trained model's samples",
     "reverse-kl": "fit a model to an unnormalised density by reverse KL",
+    "divergence": "the reverse KL of a fitted model measured again, with annealed weights",
     "qpbo": "optimise a function of bits by training a policy",
     "reproduce": "the paper's tables and figures, one study each",
     "report": "one page of HTML from the folders of studies and runs",
     "estimate": "log p(x) from a file of log-weights",
 }
+_LONGEST = 900  # characters of an error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("dohyo: interrupted", file=sys.stderr)
             return 128 + (interrupted or [signal.SIGINT])[0]
+    if len(message) > _LONGEST:  # a stranger's name of a file may have any length
+        message = f"{message[: _LONGEST - 300]} ... {message[-300:]}"
     print(f"dohyo: error: {message}", file=sys.stderr)
     return 2
 
@@ -61,9 +65,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         if argument == "" or (argument.startswith("--") and argument.endswith("=")):
             what = (argument.rstrip("=") or before).replace("_", "-")
             raise DohyoError(f"what follows {what} is empty; leave the option out, or give it a value")
-    parser = _parser(arguments)
+    parser, own = _parser(arguments)
     config = parser.parse_args(arguments)
-    options = config[config.command]
+    options = own.without_nulls(config[config.command])
     given = parser.parse_args(arguments, defaults=False)[config.command]
     options.explicit = dict(given.items())  # without the defaults
     status: int = _module(config.command).run(options)
@@ -87,14 +91,14 @@ def _underscored(argument: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value if name.startswith("--") else argument
 
 
-def _parser(arguments: Sequence[str]) -> Parser:
-    """Only the command that is used gets its options: some are slow to import."""
+def _parser(arguments: Sequence[str]) -> tuple[Parser, Parser]:
+    """That of everything, and that of the command which is used: only this gets its options, because some are slow to import."""
     about = "Unbiased log p(x) for latent-variable models, with error bars."
     parser = Parser(prog="dohyo", description=about, version=dohyo.__version__, formatter_class=Formatter)
     commands = parser.add_subcommands(dest="command", required=True)
+    used = Parser()
     for name, text in _COMMANDS.items():
-        own = Parser()
         if name in arguments[:1]:
-            own = _module(name).parser(*([arguments[1:]] if name == "reproduce" else []))  # each study has its own options
-        commands.add_subcommand(name, own, help=text)
-    return parser
+            used = _module(name).parser(*([arguments[1:]] if name == "reproduce" else []))  # each study has its own options
+        commands.add_subcommand(name, used if name in arguments[:1] else Parser(), help=text)
+    return parser, used

@@ -5,15 +5,16 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, reporting
 from dohyo.lab.cli.screen import count, interruptible, progress_bar, say
 from dohyo.lab.experiments.run import Run
-from dohyo.lab.folder import CHECKPOINT
+from dohyo.lab.folder import CHECKPOINT, RESULT
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import filled, resumable_fields
 from dohyo.lab.training.processes import launch, leave, on_first
@@ -72,12 +73,10 @@ def run_command(
         run.check(fabric)  # everything that can be wrong, before the first file
     interrupted: list[int] = []
     try:
-        with run.writing(fabric), interruptible() as interrupted:
-            if config.resume is None:
-                on_first(fabric, run.check_new)  # from here on nobody else can begin
-            else:
+        with run.beginning(fabric) if config.resume is None else run.writing(fabric), interruptible() as interrupted:
+            if config.resume is not None:
                 run = opened()  # another process may have continued it since
-            result = run.result if run.finished else None
+            result = kept = run.result if run.finished else None
             if result is None:
                 result = _completed(run, fabric, quiet, interrupted, note)
             elif not quiet:
@@ -91,7 +90,9 @@ def run_command(
     if fabric.is_global_zero and config.json:
         print(json.dumps(result))
     elif fabric.is_global_zero:
-        first, *others = summary(result)
+        wrong = f"{run.folder / RESULT}: is damaged, or of another version ({{}}); remove it, and --resume writes it again"
+        with nullcontext() if kept is None else reporting(wrong):
+            first, *others = summary(result)
         for line in (f"{first}; everything is in {run.folder}", *others):
             say(line)
     return 0

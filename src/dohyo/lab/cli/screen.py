@@ -140,5 +140,5 @@ def estimator_from(name: str, cost: float, max_terms: int | None = None) -> dohy
         return named(ESTIMATORS, name, "estimator").at_cost(cost, max_terms)
     try:
         return dohyo.from_dict(load_yaml(read_whole(Path(name)).decode()))
-    except (yaml.YAMLError, UnicodeDecodeError, DohyoError, TypeError) as error:  # TypeError: such as a text for m
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # TypeError: such as a text for m
         raise DohyoError(f"{name}: {error}") from error

@@ -6,6 +6,7 @@ address on the network.
 
 import gzip
 import hashlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dohyo.errors import DohyoError
-from dohyo.lab.claims import check_claims
+from dohyo.files import read_whole
+from dohyo.lab.claims import check_claims, check_memory
 
 Arrays = dict[str, NDArray[Any]]
 Reader = Callable[[Path], Arrays]
 
 PICTURE = (28, 28)
+_LARGEST = 2**27  # bytes of a file of a public data set, once decompressed
 
 
 class UnusableError(DohyoError):
@@ -58,19 +61,20 @@ def read_idx(path: Path, sha256: str) -> Arrays:
 
     The checksum is that of the decompressed bytes, header included, because mirrors compress them differently.
     """
-    raw = gzip.decompress(path.read_bytes())
+    with gzip.open(path) as file:
+        raw = file.read(_LARGEST)
     _check(raw, sha256)
     return {"x": np.frombuffer(raw, np.uint8, offset=16).reshape(-1, *PICTURE) / np.float32(255)}
 
 
 def read_mat(path: Path, sha256: str) -> Arrays:
     """Binary pictures in a MATLAB file under the key X. The checksum is of the pixels as bytes, row by row."""
-    return _binary(_loadmat(path)["X"], sha256)
+    return _binary(_loadmat(path, ["X"])["X"], sha256)
 
 
 def read_amat(path: Path, sha256: str) -> Arrays:
     """Binary pictures as text, "0 1 0 ...", one line each. The checksum is the same as for a MATLAB file."""
-    text = np.frombuffer(path.read_bytes(), np.uint8)
+    text = np.frombuffer(read_whole(path, _LARGEST), np.uint8)
     digits = text[text > ord(" ")]
     if len(digits) % 784 or ((digits != ord("0")) & (digits != ord("1"))).any():
         raise DohyoError("holds something other than lines of 784 zeros and ones")
@@ -79,8 +83,10 @@ def read_amat(path: Path, sha256: str) -> Arrays:
 
 def read_omniglot(path: Path, sha256: str) -> Arrays:
     """Grey pictures, uint8, in a .npz file under `train` and `test`. The checksum is that of both as bytes."""
+    splits = ["train", "test"]
+    check_claims(path, lambda names: splits)
     with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
-        arrays = {split: np.ascontiguousarray(loaded[split]) for split in ("train", "test")}
+        arrays = {split: np.ascontiguousarray(loaded[split]) for split in splits}
     _check(arrays["train"].tobytes() + arrays["test"].tobytes(), sha256)
     return {split: array.reshape(-1, *PICTURE) / np.float32(255) for split, array in arrays.items()}
 
@@ -90,7 +96,7 @@ def read_chardata(path: Path, train: int, test: int) -> Arrays:
 
     Its checksum is not known here; only sizes and range are checked.
     """
-    loaded = _loadmat(path)
+    loaded = _loadmat(path, ["data", "testdata"])
     arrays = {}
     for split, key, count in (("train", "data", train), ("test", "testdata", test)):
         columns = loaded[key]
@@ -100,10 +106,13 @@ def read_chardata(path: Path, train: int, test: int) -> Arrays:
     return arrays
 
 
-def _loadmat(path: Path) -> dict[str, Any]:
-    from scipy.io import loadmat  # type: ignore[import-untyped]  # here, because it is slow to import
+def _loadmat(path: Path, names: list[str]) -> dict[str, Any]:
+    from scipy.io import loadmat, whosmat  # type: ignore[import-untyped]  # here, because it is slow to import
 
-    return dict(loadmat(path))
+    for name, shape, _ in whosmat(path):
+        if name in names:
+            check_memory(math.prod(shape), 8)
+    return dict(loadmat(path, variable_names=names))
 
 
 def _binary(pixels: NDArray[Any], sha256: str) -> Arrays:

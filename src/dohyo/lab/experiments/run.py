@@ -1,8 +1,9 @@
 """A run in its folder, whatever the task: the config first, then checkpoint, records, result and pictures."""
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,8 @@ from dohyo.lab.folder import (
     METRICS,
     RESULT,
     SCHEMA_VERSION,
-    check_links,
+    TENSORBOARD,
+    check_places,
     read_config,
     read_result,
     versions,
@@ -32,7 +34,7 @@ from dohyo.lab.parsing import config_parser
 from dohyo.lab.training import train
 from dohyo.lab.training.config import Options, StepConfig, option
 from dohyo.lab.training.locks import only_writer
-from dohyo.lab.training.processes import check_common
+from dohyo.lab.training.processes import check_common, on_first
 from dohyo.lab.training.state import load_checkpoint, load_progress
 from dohyo.names import named
 
@@ -77,8 +79,22 @@ def about_estimator(config: Any, estimator: Estimator) -> dict[str, Any]:
     }
 
 
+_SIGNS = {"data": "train", "target": "reverse-kl", "policy": "qpbo"}  # options that only the runs of one command have
+
+
 def silent(*_: Any) -> None:
     """Reports no progress."""
+
+
+def _remove(made: list[Path], logs: list[Path]) -> None:
+    for folder in logs:
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in sorted(made, key=lambda path: len(path.parts), reverse=True):
+        with suppress(OSError):  # it is not there, or is a folder that holds somebody's files
+            if path.is_dir():
+                path.rmdir()
+            else:
+                path.unlink()
 
 
 class Run(ABC, Generic[C]):
@@ -100,8 +116,12 @@ class Run(ABC, Generic[C]):
     @classmethod
     def open(cls, folder: Path) -> Self:
         """The run that a folder holds."""
-        check_links(folder)
+        check_places(folder)
         values = read_config(folder)
+        made = next((command for key, command in _SIGNS.items() if key in values), cls.command)
+        if made != cls.command:
+            hint = f"; dohyo divergence {folder} measures its divergence" if made == "reverse-kl" else ""
+            raise DohyoError(f"{folder}: holds a run of dohyo {made}, and one of dohyo {cls.command} is needed here{hint}")
         try:
             return cls(folder, cls.config_type(**config_parser(cls.config_type).parse_object(values).as_dict()))
         except DohyoError as error:
@@ -161,14 +181,31 @@ class Run(ABC, Generic[C]):
                 remove_leftovers(folder)
             yield
 
+    @contextmanager
+    def beginning(self, fabric: Fabric) -> Iterator[None]:
+        """`writing` for a new run. If it fails before its first checkpoint nothing of it stays: there is nothing to continue."""
+        made = [path for own in self.folders for path in (*own.parents, own, own / LOCK) if not path.exists()]
+        with self.writing(fabric):
+            on_first(fabric, self.check_new)  # from here on nobody else can begin
+            made += [own / name for own in self.folders for name in (CONFIG, METRICS)]
+            logs = [own / TENSORBOARD for own in self.folders if not (own / TENSORBOARD).exists()]
+            try:
+                yield
+            except Exception:
+                if fabric.world_size == 1 and not any((own / CHECKPOINT).exists() for own in self.folders):
+                    _remove(made, logs)
+                raise
+
     def check_new(self) -> None:
         """A DohyoError if the folder holds a run, or parts of one: they would be mixed with the new one's."""
-        if (self.folder / CONFIG).exists():
+        foreign = [name for folder in self.folders for name in (CHECKPOINT, METRICS, RESULT) if (folder / name).exists()]
+        if (self.folder / CONFIG).exists():  # looked for last: another process may be beginning here, and writes it first
             again = f"dohyo {self.command} --resume {self.folder}"
             raise DohyoError(f"{self.folder} already holds a run; continue it ({again}), or choose another --out")
-        foreign = [name for folder in self.folders for name in (CHECKPOINT, METRICS, RESULT) if (folder / name).exists()]
         if foreign:
             raise DohyoError(f"{self.folder} holds {foreign[0]} of another run, without its {CONFIG}; choose another --out")
+        for folder in self.folders:
+            check_places(folder)
 
     def check(self, fabric: Fabric) -> None:
         """A DohyoError for anything that can be found wrong before the first file is written."""

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dohyo.errors import DohyoError
 from dohyo.lab.folder import (
     CONFIG,
     DENSITY,
@@ -36,6 +37,7 @@ _NUMBERS = (
     "log_z", "log_z_stderr", "ess", "log_normaliser",
     "best_reward", "best_known", "gap", "mean_reward", "mean_reward_stderr", "seconds_to_best", "variables",
 )  # fmt: skip
+_MOST_REPLICAS = 1000  # that the commands allow
 _OTHER = "it was written by another version of dohyo, or damaged: run it again, or leave this folder out"
 
 
@@ -82,6 +84,8 @@ class Kind(ABC):
         """The runs that this one is made of, if there are several; without a result, as many as the config asks for."""
         results = [one for one in self.result.get("replicas") or () if isinstance(one, dict)]
         count = self.config.get("replicas") or 1
+        if count > _MOST_REPLICAS:
+            raise DohyoError(f"{self.folder / CONFIG}: replicas is {count}; {_OTHER}")
         own = results or ([{}] * count if count > 1 else [])
         return [type(self)(replica_folder(self.folder, i), {**self.config, "replicas": 1}, one) for i, one in enumerate(own)]
 

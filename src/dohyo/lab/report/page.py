@@ -32,7 +32,7 @@ def write_report(entries: Sequence[Entry], path: Path) -> None:
     check_page(path)
     text = render(entries)
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")  # for halves of characters, which JSON can hold
 
 
 def check_page(path: Path) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from dohyo.errors import DohyoError
 from dohyo.files import replacing_folder
-from dohyo.lab.folder import CELLS, STUDY, Values, check_links, check_values, read_json, write_json
+from dohyo.lab.folder import CELLS, STUDY, WORK, Values, check_places, check_values, read_json, write_json
 
 _KINDS = {"cells": dict, "pictures": list}  # of study.json, as far as it is read here
 _CELL_KINDS = {"options": dict, "result": dict, "seconds": float | int}
-_NAME = re.compile(r"\w[\w.+=-]*", re.ASCII)  # of a cell: a file name without a path
+_NAME = re.compile(r"\w[\w.+=-]{0,150}", re.ASCII)  # of a cell: a file name without a path
 
 
 def _read(path: Path, kinds: Mapping[str, Any]) -> Values:
@@ -44,8 +44,8 @@ def restore_cells(folder: Path, study: str) -> None:
 def done_cells(folder: Path, study: str, cells: dict[str, Values]) -> dict[str, Values]:
     """The cells that the folder holds; a DohyoError if they are of another study, or were made with other options."""
     kept: dict[str, Values] = {}
-    for place in (folder, folder / CELLS):
-        check_links(place)
+    for place in (folder, folder / CELLS, folder / WORK):
+        check_places(place, of_folders=place.name == WORK)
     if (folder / STUDY).exists():
         report = read_study(folder, study)
         kept = report["cells"] if not (folder / CELLS).exists() else {}

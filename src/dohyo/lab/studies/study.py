@@ -37,6 +37,7 @@ from dohyo.lab.training.locks import Busy, locked
 from dohyo.names import check_choices, named
 
 _PLOT_EVERY = 60.0  # seconds, while cells are being done
+_MOST = 10_000  # trials, replicas and runs: cells, or parts of one
 LOOK_EVERY = 0.5  # seconds, while other processes do the cells that are left
 
 Cell = dict[str, Any]
@@ -55,6 +56,9 @@ class StudyConfig(Options):
     def __post_init__(self) -> None:
         check_choices(self)
         check_seed("seed", self.seed)
+        for name in ("trials", "replicas", "runs"):
+            if getattr(self, name, 0) > _MOST:
+                raise DohyoError(f"{name} is {getattr(self, name)}; it must be at most {_MOST}")
 
     def _at_least(self, **least: int) -> None:
         """A DohyoError that names the first number that is too small."""
@@ -172,6 +176,8 @@ class Reproduction:
         self.study, self.folder, self.cells = study, folder, _plain_cells(study)
         self.wanted = list(self.cells) if only is None else list(only)
         self.done = done_cells(folder, study.name, self.cells)
+        for seed in study.seeds:  # those of replicas, too
+            check_seed("seed", seed)
         for name in self.wanted:
             study.run_of(name, self.cells[name], folder / WORK / name)
         self.report: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from filelock import FileLock, SoftFileLock, Timeout
 from lightning_fabric import Fabric
 
 from dohyo.errors import DohyoError
-from dohyo.lab.folder import LOCK, check_links
+from dohyo.lab.folder import LOCK, check_places
 from dohyo.lab.training.processes import on_first
 
 
@@ -32,7 +32,7 @@ def locked(path: Path, wait: bool = False) -> Iterator[None]:
 
     Whoever holds it may lock it again. If `wait`, there is no `Busy`: the lock is waited for.
     """
-    check_links(path.parent)
+    check_places(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.resolve(), is_singleton=True)
     try:
