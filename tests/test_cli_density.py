@@ -204,20 +204,8 @@ def test_the_guides_convolutions_and_a_table(
         == "whole numbers from 0 to 16, divided by 16, read as grey"
     )
     assert {path.name for path in Path("b").glob("*.png")} == {"learning_curves.png", "samples.png", "reconstructions.png"}
-    table = [
-        "train",
-        "--data",
-        "levels.csv",
-        "--data-kind",
-        "real",
-        "--estimator",
-        "iwae",
-        "--cost",
-        "2",
-        *SMALL,
-        "--epochs",
-        "1",
-    ]
+    line = "train --data levels.csv --data-kind real --estimator iwae --cost 2 --epochs 1"
+    table = [*line.split(), *SMALL]
     assert main([*table, "--out", "c"]) == 0
     assert {path.name for path in Path("c").glob("*.png")} == {"learning_curves.png", "marginals.png", "pairs.png"}
     assert main(["sample", "c", "--out", "c.png"]) == 0

@@ -114,21 +114,8 @@ def test_an_unbiased_estimator_in_its_place_does_not_diverge(here: Path, capsys:
 
 def test_the_ring_is_reported_with_its_normaliser(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The estimate and the KL hold log Z; the objective and the ways do not."""
-    arguments = [
-        "--target",
-        "ring",
-        "--estimator",
-        "multilevel-rr",
-        "--cost",
-        "5",
-        "--steps",
-        "40",
-        *FAST,
-        "--out",
-        "r",
-        "--json",
-    ]
-    assert main(["reverse-kl", *arguments]) == 0
+    line = "reverse-kl --target ring --estimator multilevel-rr --cost 5 --steps 40 --out r --json"
+    assert main([*line.split(), *FAST]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["reverse_kl"] == pytest.approx(result["objective"] + result["log_normaliser"])
     assert result["training_estimate"] > 0
@@ -208,21 +195,8 @@ def test_a_fit_in_one_python_call(tmp_path: Path) -> None:
     ],
 )
 def test_options(line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--target",
-        "banana",
-        "--estimator",
-        "multilevel-ss",
-        "--cost",
-        "5",
-        "--steps",
-        "20",
-        *FAST,
-        "--out",
-        "r",
-        "--json",
-    ]
-    assert main(["reverse-kl", *arguments, "--json", *line.split()]) == 0, capsys.readouterr().err
+    usual = "reverse-kl --target banana --estimator multilevel-ss --cost 5 --steps 20 --out r --json"
+    assert main([*usual.split(), *FAST, *line.split()]) == 0, capsys.readouterr().err
     assert math.isfinite(json.loads(capsys.readouterr().out)["reverse_kl"])
     config = yaml.safe_load((here / "r/config.yaml").read_text())
     for name, value in zip(line.split()[::2], line.split()[1::2], strict=True):

@@ -48,10 +48,12 @@ def test_two_processes(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "2 processes" in refused.stderr
 
-    evaluated = run("-m", "dohyo", "evaluate", "two", "--estimator", "iwae", "--cost", "50", "--json", folder=tmp_path)
+    evaluated = run("-m", "dohyo", "evaluate", "two", "--estimator", "iwae", "--cost", "50", "--replicates", "2", "--json",
+                    folder=tmp_path)  # fmt: skip
     assert evaluated.returncode == 0, evaluated.stderr
     report = json.loads(evaluated.stdout)
-    assert report["data"] == 300
+    assert (report["data"], report["replicates"]) == (300, 2)
+    assert 0 < report["noise_stderr"] < 0.2 * report["stderr"]
     assert report["nll"] == pytest.approx(json.loads((tmp_path / "two/result.json").read_text())["test_nll"], abs=0.2)
 
 

@@ -317,6 +317,11 @@ class Cluster:
             self.start("worker", self.address, *host, "--no-nanny", "--nthreads", "1", "--local-directory", f"local{i}")
             for i in range(2)
         ]
+        end = time.monotonic() + 120
+        while time.monotonic() < end:  # on a busy machine longer than the command waits
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port))):
+                return
+            time.sleep(0.05)
 
     def start(self, *arguments: str) -> BaseProcess:
         return real.started([sys.executable, "-m", "dask", *arguments], self.folder, self.log, self.log)
