@@ -16,8 +16,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
+# Bytecode is kept, whatever the environment says: tests start processes, and each would compile everything again.
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow

@@ -25,7 +25,7 @@ from dohyo.models import VAE
 
 from benchmarks.weights import environment, load_images, save, train_vae
 
-STEPS = (0, 4, 16, None)  # None: chosen by the pilot
+STEPS = ("0", "4", "16", "auto")  # auto: chosen by the pilot
 EVALUATIONS, REPEATS = 1_000, 16  # of p(x, z) for one estimate of a datum; estimates of each
 KHAT_WEIGHTS = 200
 TRUE_REPEATS = BOUNDS = 4  # of MultilevelRR on the way to the truth, and of the log-mean
@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200, help="of each kind")
     parser.add_argument("--truth", type=int, default=1_000_000, help="evaluations for each datum by each way to the truth")
     parser.add_argument("--long", type=int, nargs=2, default=(1024, 512), help="leapfrogs of the chains on these two ways")
+    parser.add_argument("--steps", nargs="+", default=STEPS, help="numbers of leapfrogs, 0 the first, or auto")
+    parser.add_argument("--iterations", type=int, default=100, help="of tuning")
     parser.add_argument("--digits", action="store_true", help="VAEs on the bundled digits instead")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to compute")
     parser.add_argument("--seed", type=int, default=0, help="of the images that are taken and of all noise")
@@ -55,6 +57,7 @@ def main() -> None:
             "images": options.images,
             "truth_evaluations": options.truth,
             "seed": options.seed,
+            "iterations": options.iterations,
             "evaluations": EVALUATIONS,
             "repeats": REPEATS,
             "khat_weights": KHAT_WEIGHTS,
@@ -98,12 +101,12 @@ def table(model: VAE, x: Tensor, options: argparse.Namespace) -> dict[str, Any]:
     """A row for each kind of weights, with the truth that they are held against."""
     truth, known = the_truth(model, x, options)
     rows = []
-    for steps in STEPS:
-        annealed, begin = Annealed(model, steps), time.perf_counter()
-        annealed.tune(x, seed=options.seed)
+    for steps in options.steps:
+        annealed, begin = Annealed(model, None if steps == "auto" else int(steps)), time.perf_counter()
+        annealed.tune(x, iterations=options.iterations, seed=options.seed)
         seconds = time.perf_counter() - begin
         rows.append(
-            {"auto": steps is None} | row(annealed, x, truth, known["stderr"], options.seed) | {"tuning_seconds": seconds}
+            {"auto": steps == "auto"} | row(annealed, x, truth, known["stderr"], options.seed) | {"tuning_seconds": seconds}
         )
     for one in rows:
         for name in [name for name in one if "mse_of" in name]:

@@ -1,6 +1,7 @@
 """Make the tables of results in README.md and the docs anew from results/NAME/study.json, and from the files named below.
 
-`full_length` and `full_length_conclusions` are the paper's table 1 from all that was trained at full length.
+`full_length` and `full_length_conclusions` are the paper's table 1 from all that was trained at full length, `unbiased` its
+differences, with those of shorter runs.
 
     python docs/tables.py            # writes them
     python docs/tables.py --check    # says which are not as the results are, and writes nothing
@@ -16,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import full_length
 from blocks import conclusions, filled, table
 
+import full_length
 from dohyo.files import replacing
 from dohyo.lab.report.grids import Grid, grid
 
@@ -43,6 +44,38 @@ def gpu_step(content: dict[str, Any]) -> Grid:
         rows.append([replicas, cost, *(f"{time:.0f}" if time else None for time in found), ratio])
     columns = ["replicas", "cost", "IWAE", "IWAE, encoder dreg", "SUMO, encoder dreg", "SUMO / IWAE"]
     return grid("", columns, rows, "Microseconds a step.")
+
+
+def gpu_chains(content: dict[str, Any]) -> Grid:
+    """Microseconds of a step through chains beside IWAE with as many passes through the decoder."""
+    rows = []
+    for row in content["rows"]:
+        if "equal" in row:
+            key = row["equal"], row["replicas"]
+            other = next(one for one in content["rows"] if (one["cost"], one["replicas"]) == key and "anneal" not in one)
+            times = [one["microseconds"] for one in (row, other)]
+            counts = [f"{one['kernels']:.0f}" for one in (row, other)]
+            name, equal = f"chains, {row['cost']} of {row['anneal']}", f"IWAE-{row['equal']}"
+            rows.append([name, row["replicas"], equal, *(f"{time:.0f}" for time in times), f"{times[0] / times[1]:.2f}", *counts])
+    columns = ["theta follows", "replicas", "with as many passes", "µs", "µs of IWAE", "ratio", "kernels", "kernels of IWAE"]
+    return grid("", columns, rows)
+
+
+def chain_encoders(content: dict[str, Any]) -> Grid:
+    """What phi may follow where theta follows chains; the last row changes what theta follows."""
+    names = {
+        "dreg": "IWAE on fresh samples, by DReG (the default)",
+        "iwae": "IWAE on fresh samples, as it is",
+        "annealed": "the annealed bound, through the leapfrogs",
+        "wake": "the chains' ends (wake phase)",
+        "multilevel-rr": "by DReG, while theta follows MultilevelRR over chains",
+    }
+    rows = []
+    for name, row in content["rows"].items():
+        less = "{:+.2f} ± {:.2f}".format(*row["less_dreg"]) if "less_dreg" in row else None
+        numbers = [f"{row[key]:.2f}" for key in ("nll_annealed", "nll_iwae_500")]
+        rows.append([names[name], *numbers, less, f"{row['khat_above_0.7']:.0%}", f"{row['seconds']:.0f}"])
+    return grid("", ["phi follows", "NLL, annealed", "by IWAE-500", "less the default's", "k-hat above 0.7", "seconds"], rows)
 
 
 def mnist_20(content: dict[str, Any]) -> Grid:
@@ -81,7 +114,14 @@ def _options(options: dict[str, Any]) -> str:
     return ", ".join(text if key == "estimator" else f"{key} {text}" for key, text in texts.items())
 
 
-TABLES = {"gpu_step": gpu_step, "mnist_20_epochs": mnist_20, "mnist_300_epochs": mnist_300, "mnist_cost_5": mnist_cost_5}
+TABLES = {
+    "gpu_step": gpu_step,
+    "gpu_chains": gpu_chains,
+    "chain_encoders": chain_encoders,
+    "mnist_20_epochs": mnist_20,
+    "mnist_300_epochs": mnist_300,
+    "mnist_cost_5": mnist_cost_5,
+}
 
 
 def made_table(name: str) -> str:
@@ -89,8 +129,9 @@ def made_table(name: str) -> str:
 
 
 def made_at_full_length() -> dict[str, Callable[[], str]]:
-    """Both blocks are read from the files once they are needed."""
+    """Blocks that are made of several files, which are read once they are needed."""
     return {
+        "unbiased": lambda: table(full_length.unbiased(ROOT / "results")),
         "full_length": lambda: table(full_length.table(full_length.read(ROOT / "results"))),
         "full_length_conclusions": lambda: conclusions(full_length.conclusions(full_length.read(ROOT / "results"))),
     }

@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -23,20 +22,12 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+import server
 from dohyo.lab.folder import read_records
 from dohyo.lab.plots import densities, divergence, rewards, runs, tables
 from dohyo.lab.training.state import load_checkpoint
 
 NOWHERE = Path(os.devnull)
-# Most runs here are shorter than the start of an interpreter with torch: commands are forked from a process that has it loaded.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(
-    ["pytest", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure", "rich.table", "dohyo.lab.cli"]
-    + [f"dohyo.lab.experiments.{name}" for name in ("density", "qpbo", "reverse_kl")]
-    + [f"dohyo.lab.plots.{name}" for name in ("densities", "rewards", "runs", "tables")]
-)
-
-
 _PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a49444154789c63600000000200"
     "0148afa4710000000049454e44ae426082"
@@ -114,7 +105,8 @@ def started(
     **variables: str,
 ) -> BaseProcess:
     """A forked process of Python. The system refuses it files larger than `largest`; pictures have one pixel, unless `drawn`."""
-    process = _SERVER.Process(target=_run, args=(line[1:], folder, out, error, largest, drawn, environment() | variables))
+    server.ensure_running()
+    process = server.CONTEXT.Process(target=_run, args=(line[1:], folder, out, error, largest, drawn, environment() | variables))
     process.start()
     return process
 
@@ -127,14 +119,20 @@ def _run(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    server.ensure_running()  # also for processes of its own
     torch.set_num_threads(1)
+    encoding = variables.get("PYTHONIOENCODING", "utf-8")  # which an interpreter reads when it starts
+    sys.stdout, sys.stderr = (open(descriptor, "w", encoding=encoding) for descriptor in (1, 2))  # noqa: SIM115
     if not drawn:
         Figure.savefig = write_unrendered  # type: ignore[assignment]
         leave_unplotted(setattr)
     if largest is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     try:
-        if line[0] == "-m":
+        if line[0] == "-c":
+            sys.argv = ["-c", *line[2:]]
+            exec(compile(line[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif line[0] == "-m":
             sys.argv = line[1:]
             runpy.run_module(line[1], run_name="__main__", alter_sys=True)
         else:
@@ -157,7 +155,9 @@ def finished(line: list[str], folder: Path, largest: int | None = None, drawn: b
         return subprocess.CompletedProcess(line, process.exitcode, out.read_text(), error.read_text())
 
 
-def finished_together(line: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def finished_together(
+    line: list[str], folder: Path, meanwhile: Callable[[list[BaseProcess]], None] = lambda ranks: None
+) -> subprocess.CompletedProcess[str]:
     """Two forked processes that have ended, with the variables that torchrun gives to those that it starts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -167,6 +167,7 @@ def finished_together(line: list[str], folder: Path) -> subprocess.CompletedProc
     with tempfile.TemporaryDirectory() as name:
         streams = [(Path(name, f"out{rank}"), Path(name, f"error{rank}")) for rank in "01"]
         ranks = [started(line, folder, *streams[i], RANK=str(i), LOCAL_RANK=str(i), **shared) for i in (0, 1)]
+        meanwhile(ranks)
         end = time.monotonic() + 300
         while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks) and time.monotonic() < end:
             connection.wait([rank.sentinel for rank in ranks if rank.is_alive()], timeout=1)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError
 from dohyo.lab.folder import read_config, read_json, read_records
 from dohyo.lab.studies import STUDIES, reproduce
@@ -22,7 +23,11 @@ def cell(annealed: list[float], iwae: list[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_smallest_study(tmp_path: Path) -> None:
+def test_the_smallest_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = Annealed.tune
+    monkeypatch.setattr(
+        Annealed, "tune", lambda *given, **options: tune(*given, **options | {"iterations": 3})
+    )  # most of its time
     study = STUDIES["annealing"].at("smoke", rows=("iwae-5", "iwae-5-then-chains-2x8"), times=(0.1,), **CHANGES)
     report = reproduce(study, tmp_path)
     labels = ["IWAE-5", "IWAE-5, then 2 chains of 8"]

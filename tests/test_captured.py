@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch._dynamo.utils import counters
 
 import dohyo
 from dohyo.estimators import ESTIMATORS
-from dohyo.lab.fast import graphs, programs
+from dohyo.lab.fast import captured, graphs, programs
 from dohyo.lab.fast.captured import traced
 from dohyo.lab.fast.stacked import Stacked, Unbatchable
 from dohyo.lab.fast.together import Replica, train_together
@@ -79,11 +80,37 @@ def test_a_captured_step_that_fails_says_what_to_do(monkeypatch: pytest.MonkeyPa
         together([0, 1], objective("iwae"), epochs=1)
 
 
-def test_the_captured_step_on_a_cpu(tmp_path: Path) -> None:
-    """Compiled, with two replicas and a random number of log-weights, and gone on with by the plain program.
+def traced_with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    captured._show_noise()
+    return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
 
-    One batch size and one bucket, to compile little.
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own code
+def test_a_compiled_function_changes_its_arguments() -> None:
+    def step(average: Tensor, value: Tensor) -> list[Tensor]:
+        average.lerp_(value, 0.25)
+        return [average - value]
+
+    average, other, value = torch.zeros(2, 3), torch.ones(2, 3), torch.randn(2, 3)
+    program = captured.compiled(step, average, value)
+    assert not average.any()  # neither tried nor traced on it
+    for table in (average, other):
+        expected = table.lerp(value, 0.25)
+        (found,) = program(table, value)
+        assert torch.allclose(table, expected)
+        assert torch.allclose(found, expected - value)
+
+
+@pytest.mark.parametrize("inductor", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_captured_step_on_a_cpu(inductor: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, with two replicas and a random number of log-weights, and gone on with by the plain program.
+
+    One batch size and one bucket, to compile little. Inductor takes a minute of a C++ compiler's time for these graphs: what it
+    makes of the gradients of networks is in test_products, of the rest above.
     """
+    if not inductor:
+        monkeypatch.setattr(programs, "network", traced_with_gradients)
+        monkeypatch.setattr(torch._inductor, "compile", lambda graph, example, options: graph)
     wanted = MaximumLikelihood(dohyo.SUMO(2, dohyo.Finite((0.5, 0.5))))
     records: dict[int, list[dict[str, Any]]] = {3: [], 4: []}
     options: dict[str, Any] = {

@@ -117,7 +117,7 @@ def test_they_can_be_captured(kind: str) -> None:
     """Tried as training does, with the compiler's front end."""
     run, objective = member(kind, 0, program="captured", batch_size=100)
     assert choose_for([run], objective, launch("cpu")).captured
-    assert not dataclasses.replace(run.config, program="auto").captured_on(torch.device("cuda"))  # until it is measured there
+    assert not dataclasses.replace(run.config, program="auto").captured_on(torch.device("cuda"))  # it takes long to get ready
 
 
 def test_why_they_cannot_be_captured() -> None:

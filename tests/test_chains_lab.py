@@ -1,12 +1,14 @@
 """Runs through annealed chains: resumed to the bit, replicas and the captured step the same as alone, begun from a run."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Distribution, Independent
 
 import dohyo
 import teams
@@ -48,6 +50,13 @@ def through(**sizes: int) -> Annealed:
 THROUGH: Any = through  # in place of a class
 
 
+class Bits(VAE):
+    """Its z is binary."""
+
+    def posterior(self, code: Tensor) -> Distribution:
+        return Independent(Bernoulli(logits=code), 1)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> DensityRun:
     made = DensityRun(tmp_path_factory.mktemp("chains") / "run", DensityConfig(anneal=3, epochs=3, **SMALL))
@@ -77,7 +86,8 @@ def test_stopped_and_resumed_it_ends_the_same(run: DensityRun, tmp_path: Path) -
 
 
 def test_constants_fit_the_checkpoint_also_if_tuning_gained_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "errors_above", lambda a, b: 3.0)  # the start is kept, one value for all dimensions
+    worse = lambda model, data, start, _: (dataclasses.replace(start, step=100 * start.step), 0)  # noqa: E731
+    monkeypatch.setattr(tuning, "climb", worse)  # the start is kept, one value for all dimensions
     made = through(data=64, hidden=16, latent=4)
     tune_chains(made, DATA.valid[:20], 0, first=True)
     assert made.step.shape == (3, 4)
@@ -125,13 +135,24 @@ def test_a_run_begins_with_the_parameters_of_another(run: DensityRun, tmp_path: 
         assert torch.allclose(later.trained().state_dict()[name], value, atol=1e-5)
     several = DensityRun(tmp_path / "several", DensityConfig(replicas=2, init_from=run.folder, **SMALL))
     assert [replica.config.init_from for replica in several.replicas] == [run.folder] * 2
+    known = SMALL | {"anneal": 0, "cost": 2, "estimator": "iwae", "epochs": 1, "learning_rate": 1e-9}
+    two = DensityRun(tmp_path / "two", DensityConfig(replicas=2, **known))
+    two.train(launch("cpu"))
+    four = DensityRun(tmp_path / "four", DensityConfig(replicas=2, init_from=two.folder, **known))  # each begins with its own
+    four.train(launch("cpu"))
+    for first, second in zip(two.replicas, four.replicas, strict=True):
+        for name, value in first.trained().state_dict().items():
+            assert torch.allclose(second.trained().state_dict()[name], value, atol=1e-5)
     with pytest.raises(DohyoError, match="do not fit this model"):
         begin_with(VAE(64, 8, 4), run.folder)
 
 
 def test_what_cannot_be_trained_so_is_one_line() -> None:
-    with pytest.raises(DohyoError, match="anneal is -1; it must be a number of leapfrogs"):
-        DensityConfig(anneal=-1)
+    for anneal in (-1, 10_001):
+        with pytest.raises(DohyoError, match=f"anneal is {anneal}; it must be a number of leapfrogs, at most 10000"):
+            DensityConfig(anneal=anneal)
     config = DensityConfig(anneal=2, model="teams:Handmade", **SMALL)
     with pytest.raises(DohyoError, match=r"Handmade has no log_joint"):
         config.build_model(config.dataset())
+    with pytest.raises(DohyoError, match="z is discrete; chains need a continuous z"):
+        sized(Annealed(Bits(64, 8, 4), 2), torch.zeros(3, 64))

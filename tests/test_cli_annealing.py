@@ -86,7 +86,7 @@ def test_annealed_numbers_agree_with_the_encoders(run: Path, capsys: pytest.Capt
     entry = read(run)
     assert "Log likelihood" in [figure.title for figure in entry.figures]
     (shown,) = [value for name, value in entry.headline if "chains of 4 leapfrogs" in name]
-    assert shown.endswith(", trusted")
+    assert shown.endswith(", trusted" if chains["verdict"]["trusted"] else ", not to be trusted")
 
 
 @pytest.mark.usefixtures("short", "heavy")
@@ -110,6 +110,16 @@ def test_auto_lets_the_pilot_choose_and_constants_are_reused(
     torch.save(checkpoint, run / "checkpoint.pt")
     found(capsys, "evaluate", run, "--cost", "100")
     assert len(counted) == 2
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("worst", "steps"), [(1.1, 0), (1.3, 4)])
+def test_auto_does_not_keep_weights_one_of_which_is_hopeless(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, worst: float, steps: int
+) -> None:
+    monkeypatch.setattr(annealing, "khat", lambda log_w: torch.tensor([worst] + [0.3] * (len(log_w) - 1)))
+    monkeypatch.setattr(tuning, "preferred", lambda seen: 1)
+    assert found(capsys, "evaluate", run, "--cost", "100")["steps"] == steps
 
 
 @pytest.mark.usefixtures("short", "heavy")

@@ -61,18 +61,13 @@ def test_resuming_a_finished_run_does_nothing(runs: Path) -> None:
     assert (runs / "a/result.json").stat().st_mtime_ns == before
 
 
-def test_extending_a_run_equals_a_long_one(runs: Path) -> None:
-    assert run("train", *SUMO, "--epochs", "5", "--out", "short", folder=runs).returncode == 0
-    done = run("train", "--resume", "short", "--epochs", "8", "--json", folder=runs)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["epochs"] == 8
-    assert same_run(runs / "a", runs / "short")
-
-
-def test_an_extension_interrupted_in_the_final_test_is_finished_later(runs: Path) -> None:
+def test_an_extended_run_equals_a_long_one_also_if_it_is_interrupted_in_the_final_test(runs: Path) -> None:
     assert run("train", *SUMO, "--epochs", "2", "--out", "late", folder=runs).returncode == 0
     old = (runs / "late/result.json").read_text()
-    assert run("train", "--resume", "late", "--epochs", "8", folder=runs).returncode == 0
+    done = run("train", "--resume", "late", "--epochs", "8", "--json", folder=runs)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["epochs"] == 8
+    assert same_run(runs / "a", runs / "late")
     (runs / "late/result.json").write_text(old)  # as if it had been killed before the new one was written
     assert run("train", "--resume", "late", folder=runs).returncode == 0
     assert same_run(runs / "a", runs / "late")
@@ -209,20 +204,8 @@ def test_the_guides_convolutions_and_a_table(
         == "whole numbers from 0 to 16, divided by 16, read as grey"
     )
     assert {path.name for path in Path("b").glob("*.png")} == {"learning_curves.png", "samples.png", "reconstructions.png"}
-    table = [
-        "train",
-        "--data",
-        "levels.csv",
-        "--data-kind",
-        "real",
-        "--estimator",
-        "iwae",
-        "--cost",
-        "2",
-        *SMALL,
-        "--epochs",
-        "1",
-    ]
+    line = "train --data levels.csv --data-kind real --estimator iwae --cost 2 --epochs 1"
+    table = [*line.split(), *SMALL]
     assert main([*table, "--out", "c"]) == 0
     assert {path.name for path in Path("c").glob("*.png")} == {"learning_curves.png", "marginals.png", "pairs.png"}
     assert main(["sample", "c", "--out", "c.png"]) == 0

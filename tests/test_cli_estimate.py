@@ -12,7 +12,7 @@ import torch
 import dohyo
 from dohyo.lab.bank import estimate_bank, load_log_weights, log_mean
 from dohyo.lab.cli import main
-from real import command, finished, fresh
+from real import command, finished
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -122,8 +122,8 @@ def test_bad_input_gets_one_line(
 
 
 def test_bad_input_in_a_real_process(folder: Path) -> None:
-    for start, arguments in ((fresh, ["truncated.npy"]), (finished, ["weights.npy", "--estimator", "zumo"])):
-        done = start(command("estimate", *arguments), folder)
+    for arguments in (["truncated.npy"], ["weights.npy", "--estimator", "zumo"]):
+        done = run("estimate", *arguments, folder=folder)
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr.startswith("dohyo: error: ")

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from dohyo.annealing import tuning
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.reverse_kl import ReverseKLRun
 from dohyo.lab.folder import read_records
@@ -60,9 +61,9 @@ def test_the_last_check_with_annealed_weights(here: Path, capsys: pytest.Capture
     train = ["reverse-kl", "--target", "banana", "--estimator", "multilevel-rr", "--cost", "5", "--steps", "20", *FAST]
     assert main([*train, "--out", "a", "--json"]) == 0
     before = json.loads(capsys.readouterr().out)
-    assert main(["reverse-kl", "--resume", "a", "--anneal", "3", "--json"]) == 0
+    assert main(["divergence", "a", "--anneal", "3", "--json"]) == 0
     after = json.loads(capsys.readouterr().out)
-    assert (before["anneal"], after["anneal"]) == (0, 3)
+    assert (before["anneal"], before["leapfrogs"], after["anneal"], after["leapfrogs"]) == (0, 0, 3, 3)
     assert after["steps"] == 20
     assert after["by_prior"] == pytest.approx(before["by_prior"], abs=1.0)
     assert after["by_encoder"] < after["above"] + 0.1
@@ -70,6 +71,36 @@ def test_the_last_check_with_annealed_weights(here: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out) == after  # nothing left to do
     assert main([*train, "--anneal", "-1", "--out", "b"]) == 2
     assert "anneal is -1" in capsys.readouterr().err
+
+
+def test_a_divergence_measured_again_trains_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "STEPS", (0, 2))
+    monkeypatch.setattr(tuning, "preferred", lambda seen: 1)
+    train = ["reverse-kl", "--target", "banana", "--estimator", "multilevel-rr", "--cost", "5", "--steps", "20", *FAST]
+    assert main([*train, "--replicas", "2", "--out", "a", "--json"]) == 0
+    checkpoints = [Path(f"a/replica_{i}/checkpoint.pt").read_bytes() for i in range(2)]
+    capsys.readouterr()
+    assert main(["divergence", "a", "--test-draws", "60"]) == 0  # auto
+    assert "log p(x) by chains of 2 leapfrogs" in " ".join(capsys.readouterr().out.split())
+    result = json.loads(Path("a/replica_1/result.json").read_text())
+    assert (result["anneal"], result["leapfrogs"], result["test_draws"]) == ("auto", 2, 60)
+    assert [Path(f"a/replica_{i}/checkpoint.pt").read_bytes() for i in range(2)] == checkpoints
+    config = Path("a/replica_0/config.yaml")
+    for arguments, words in [
+        (["evaluate", "a/replica_0"], "a run of dohyo reverse-kl, and one of dohyo train is needed here; dohyo divergence"),
+        (["sandwich", "a/replica_0"], "a run of dohyo reverse-kl"),
+        (["divergence", "a", "--anneal", "1.5"], "anneal"),
+        (["divergence", "a", "--test-terms", "0"], "test_terms is 0"),
+    ]:
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert words in error
+    config.write_text(config.read_text().replace("steps: 20", "steps: 30"))
+    assert main(["divergence", "a/replica_0"]) == 2
+    assert "is not trained to its end; dohyo reverse-kl --resume a/replica_0 goes on" in capsys.readouterr().err
 
 
 def test_an_unbiased_estimator_in_its_place_does_not_diverge(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,21 +114,8 @@ def test_an_unbiased_estimator_in_its_place_does_not_diverge(here: Path, capsys:
 
 def test_the_ring_is_reported_with_its_normaliser(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The estimate and the KL hold log Z; the objective and the ways do not."""
-    arguments = [
-        "--target",
-        "ring",
-        "--estimator",
-        "multilevel-rr",
-        "--cost",
-        "5",
-        "--steps",
-        "40",
-        *FAST,
-        "--out",
-        "r",
-        "--json",
-    ]
-    assert main(["reverse-kl", *arguments]) == 0
+    line = "reverse-kl --target ring --estimator multilevel-rr --cost 5 --steps 40 --out r --json"
+    assert main([*line.split(), *FAST]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["reverse_kl"] == pytest.approx(result["objective"] + result["log_normaliser"])
     assert result["training_estimate"] > 0
@@ -177,21 +195,8 @@ def test_a_fit_in_one_python_call(tmp_path: Path) -> None:
     ],
 )
 def test_options(line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--target",
-        "banana",
-        "--estimator",
-        "multilevel-ss",
-        "--cost",
-        "5",
-        "--steps",
-        "20",
-        *FAST,
-        "--out",
-        "r",
-        "--json",
-    ]
-    assert main(["reverse-kl", *arguments, "--json", *line.split()]) == 0, capsys.readouterr().err
+    usual = "reverse-kl --target banana --estimator multilevel-ss --cost 5 --steps 20 --out r --json"
+    assert main([*usual.split(), *FAST, *line.split()]) == 0, capsys.readouterr().err
     assert math.isfinite(json.loads(capsys.readouterr().out)["reverse_kl"])
     config = yaml.safe_load((here / "r/config.yaml").read_text())
     for name, value in zip(line.split()[::2], line.split()[1::2], strict=True):

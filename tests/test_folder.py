@@ -1,7 +1,6 @@
 """A run's folder: what the first version wrote still opens, damage is named, and reading it needs no training code."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -207,16 +206,6 @@ def test_a_checkpoint_that_is_none(damage: Any, tmp_path: Path) -> None:
         torch.save(damage, tmp_path / "checkpoint.pt")
     with pytest.raises(DohyoError, match=r"checkpoint.pt: is not a checkpoint of dohyo, or is damaged"):
         load_checkpoint(tmp_path)
-
-
-def test_the_report_reads_a_run_without_the_training_code(tmp_path: Path) -> None:
-    (write_old_run(tmp_path / "old") / "result.json").unlink()
-    code = (
-        "import sys; from pathlib import Path; from dohyo.lab.report import read; print(read(Path('old')).notices[0]); "
-        "print(*[name for name in ('dohyo.lab.training', 'dohyo.lab.experiments', 'lightning_fabric') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "Not finished: 1 of 1 epochs are done. dohyo train --resume old continues.\n\n"
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -2,11 +2,18 @@
 
 import importlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from dohyo.lab.studies import reproduce
+from dohyo.lab.studies.table1 import Table1
 from dohyo.lab.studies.table1_findings import Entry, Findings
+
+from benchmarks.full_length import main as collect
 
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
 blocks, full_length = importlib.import_module("blocks"), importlib.import_module("full_length")
@@ -58,6 +65,40 @@ def test_conclusions_by_both_yardsticks(tmp_path: Path) -> None:
     file_of(tmp_path, "mnist_cost_5", {"iwae": (84.5, None)}, ended="stopped from outside")
     claims = [one.claim for one in full_length.conclusions(full_length.read(tmp_path))]
     assert claims == ["Our test NLL are the paper's, to 0.3 nats"]  # it may yet fall: nothing is said of the best
+
+
+def test_unbiased_rows_less_iwae(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parents[1] / "results/mnist_300_epochs.json", tmp_path)
+    file_of(tmp_path, "mnist_cost_5", {"iwae": (85.4, 85.0), "sumo-variance": (85.3, 85.2), "sumo": (85.1, None)})
+    rows = [[cell.text for cell in row] for row in full_length.unbiased(tmp_path).rows]
+    assert ["MNIST, 15, 300", "SUMO, DReG encoder, clip-datum 3", "IWAE, DReG encoder", "+0.13 ± 0.08"] in [
+        row[:4] for row in rows
+    ]
+    assert rows[5:] == [["MNIST, 5, 3,500", "SUMO, the paper's encoder", "IWAE", "-0.10 ± 0.02", "+0.20 ± 0.02"]]
+
+
+def test_cells_become_one_file(tmp_path: Path) -> None:
+    """From a real study, with annealed weights of its models."""
+    folder, out = tmp_path / "digits_005_iwae", tmp_path / "digits_cost_5.json"
+    study = Table1.at("smoke", rows=("iwae",), hidden=4, latent=2, epochs=1, test_terms=2, device="cpu")
+    with pytest.raises(ValueError, match="no run"):
+        collect([str(folder), "--out", str(out)])
+    (found,) = (cell["result"] for cell in reproduce(study, folder)["cells"].values())
+    model = {"stderr": 0.1, "lost": 0, "khat": {}, "nll_per_image": [1.0, 2.0], "numbers": {"best_epoch": 1}}
+    models = {f"{folder.name}.{i}": {**model, "nll": 30.0 + i} for i in range(2)}
+    weights = tmp_path / "weights.json"
+    weights.write_text(json.dumps({"options": {"steps": 48, "device": "cpu"}, "models": models}))
+    collect([str(folder), "--annealed", str(weights), "--out", str(out)])
+    made = json.loads(out.read_text())
+    replicas = made["runs"]["iwae"]["result"]["replicas"]
+    assert [one["test_nll"] for one in replicas] == found["test_nll"]
+    assert [one["ended"] for one in replicas] == 2 * ["1 epochs, the study's limit"]
+    assert [[record["epoch"] for record in curve] for curve in made["runs"]["iwae"]["curves"]] == [[1], [1]]
+    assert [one["nll"] for one in made["annealed"]["48_steps"]["replicas"]["iwae"]] == [30.0, 31.0]
+    models[f"{folder.name}.1"]["numbers"] = {"best_epoch": 7}
+    weights.write_text(json.dumps({"options": {"steps": 48}, "models": models}))
+    with pytest.raises(ValueError, match="annealed after epoch 7, and tested after 1"):
+        collect([str(folder), "--annealed", str(weights), "--out", str(out)])
 
 
 def test_two_yardsticks() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import dohyo
+from test_folder import write_old_run
 
 SOURCE = Path(dohyo.__file__).parent
 ANYWHERE = {"errors", "files", "names"}
@@ -123,8 +125,42 @@ def test_the_table() -> None:
         assert "integrations" not in used, room
 
 
+LIBRARIES = {  # the extra of an integration, and what is imported of it
+    "pyro": ["pyro"],
+    "lightning": ["lightning", "pytorch_lightning"],
+    "scvi": ["scvi"],
+    "jax": ["jax"],
+    "arviz": ["arviz"],
+}
+# What is imported step by step, and, in forks, by those who go another way from there.
 IMPORTS = """
-import json, sys, torch
+import importlib, json, os, sys, torch, warnings
+from pathlib import Path
+
+def fork(act):
+    if not (child := os.fork()):
+        act()
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+def without():
+    warnings.simplefilter("ignore")
+    libraries, said = json.loads(sys.argv[1]), []
+    loaded = [name for names in libraries.values() for name in names if name in sys.modules]
+    for extra, names in libraries.items():
+        sys.modules.update(dict.fromkeys(names))
+        try:
+            importlib.import_module(f"dohyo.integrations.{extra}")
+        except ModuleNotFoundError as error:
+            said.append(f"{isinstance(error, dohyo.DohyoError)} {error.__cause__} {error}")
+    print(json.dumps({"libraries": loaded, "missing": said}))
+
+def report():
+    from dohyo.lab.report import read
+    print(json.dumps({"notice": read(Path("old")).notices[0], "training": [name for name in
+          ("dohyo.lab.training", "dohyo.lab.experiments", "lightning_fabric") if name in sys.modules]}))
+
 before = set(sys.modules)
 torch.manual_seed(0)
 state, dtype = torch.random.get_rng_state(), torch.get_default_dtype()
@@ -132,6 +168,9 @@ import dohyo
 found = {"added": sorted({name.split(".")[0] for name in set(sys.modules) - before})}
 found["unchanged"] = torch.equal(state, torch.random.get_rng_state()) and dtype == torch.get_default_dtype()
 found["shown"] = [*dir(dohyo), *dir(dohyo.lab)]
+fork(report)
+import dohyo.models, dohyo.objectives
+fork(without)
 import dohyo.lab.plots.runs
 found["pyplot"] = "matplotlib.pyplot" in sys.modules
 import dohyo.lab.experiments.density
@@ -144,11 +183,13 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def imported() -> dict[str, Any]:
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a fresh interpreter sees as it imports more and more."""
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    folder = tmp_path_factory.mktemp("imports")
+    (write_old_run(folder / "old") / "result.json").unlink()
+    line = [sys.executable, "-c", IMPORTS, json.dumps(LIBRARIES)]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=True)
+    return {key: value for text in done.stdout.splitlines() for key, value in json.loads(text).items()}
 
 
 def test_import_loads_nothing_heavier_than_torch(imported: dict[str, Any]) -> None:
@@ -174,6 +215,21 @@ def test_dir_shows_everything_and_everything_is_there(imported: dict[str, Any]) 
     for wrong in ("fit", "divergence", "nothing"):
         with pytest.raises(AttributeError, match=wrong):
             getattr(dohyo, wrong)
+
+
+def test_dohyo_loads_no_integration_and_one_that_is_missing_is_one_line_with_its_extra(imported: dict[str, Any]) -> None:
+    assert imported["libraries"] == []
+    assert imported["missing"] == [
+        f"True None dohyo.integrations.{extra} needs {names[0]}, which is not installed: pip install 'dohyo[{extra}]'"
+        for extra, names in LIBRARIES.items()
+    ]
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {*LIBRARIES, "zuko"} <= set(project["optional-dependencies"])
+
+
+def test_the_report_reads_a_run_without_the_training_code(imported: dict[str, Any]) -> None:
+    assert imported["notice"] == "Not finished: 1 of 1 epochs are done. dohyo train --resume old continues."
+    assert imported["training"] == []
 
 
 @pytest.mark.slow

@@ -100,6 +100,7 @@ def test_bad_data(case: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow  # the guide is run as a doctest, and `fit` has tests of its own
 def test_the_guides_own_loop_reaches_what_fit_reaches() -> None:
     """The first blocks of the guide, as they stand there, against `fit` with the same settings."""
     parser, names = doctest.DocTestParser(), {}

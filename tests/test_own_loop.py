@@ -1,6 +1,5 @@
 """What the guide "Your own loop" says of scaled gradients and of several processes, against a plain loop."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 import dohyo
 from dohyo.objectives import MaximumLikelihood
+from real import finished
 
 OBJECTIVE = MaximumLikelihood(dohyo.SUMO.at_cost(15), encoder="dreg")
 
@@ -81,7 +81,8 @@ torch.multiprocessing.start_processes(work, nprocs=2, start_method="fork")
 def test_two_processes_share_both_gradients(tmp_path: Path) -> None:
     """As the guide wraps it; the wrapper itself is no model, and says what to do."""
     script = SCRIPT.format(path=[str(Path(__file__).parent)], out=tmp_path)
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+    done = finished([sys.executable, "-c", script], tmp_path)
+    assert done.returncode == 0, done.stderr
     model, x = made()
     for rank in (0, 1):
         (loss_of(model, x[rank::2], rank) / 2).backward()

@@ -11,6 +11,7 @@ from torch import Tensor
 from dohyo.kl import Draws, draw
 from dohyo.lab.plots.densities import plot_density_comparison, plot_density_run, plot_marginals
 from dohyo.lab.plots.divergence import Curve, plot_divergence_curves, plot_reverse_kl_curves
+from dohyo.lab.plots.picture import write_picture
 from dohyo.lab.targets import Autoregressive, Custom, Funnel, Ring, Target
 from dohyo.models import GaussianLVM
 from real import picture
@@ -126,7 +127,7 @@ def test_several_runs(tmp_path: Path) -> None:
         Curve("SUMO", 15, records(8)),
         Curve("SUMO", 50, records(1)),
     ]
-    plot_reverse_kl_curves(curves, tmp_path / "curves.png")
+    write_picture(*plot_reverse_kl_curves(curves), tmp_path / "curves.png")
     numbers = picture(tmp_path / "curves.png")["curves"]
     assert [(entry["label"], entry["cost"], len(entry["step"])) for entry in numbers] == [
         ("IWAE", 5, 10), ("SUMO", 15, 10), ("SUMO", 15, 8), ("SUMO", 50, 1),
@@ -134,7 +135,7 @@ def test_several_runs(tmp_path: Path) -> None:
     assert numbers[0]["estimate"][9] == -1e9
     assert numbers[0]["diverged"].index(True) == 4
     assert numbers[1]["truth"] == pytest.approx([record["reverse_kl"] for record in records(10)], rel=1e-5)
-    plot_reverse_kl_curves([Curve("one", 15, records(3, None))], tmp_path / "curves.png")
+    write_picture(*plot_reverse_kl_curves([Curve("one", 15, records(3, None))]), tmp_path / "curves.png")
 
 
 # --- densities
@@ -147,7 +148,7 @@ def test_densities_are_those_of_target_and_model(tmp_path: Path) -> None:
         for parameter in known.decoder.parameters():
             parameter.zero_()
     target = Ring()
-    plot_density_comparison(target, {"Gaussian": known, "other": model(seed=1)}, tmp_path / "density.png")
+    write_picture(*plot_density_comparison(target, {"Gaussian": known, "other": model(seed=1)}), tmp_path / "density.png")
     numbers = picture(tmp_path / "density.png")
     x1, x2 = (torch.tensor(numbers[key], dtype=torch.float64) for key in ("x1", "x2"))
     assert [x1[0], x1[-1]] == list(target.window[0])
@@ -173,7 +174,7 @@ def test_a_target_without_window_normaliser_or_draws(tmp_path: Path) -> None:
         value = -x.square().sum(-1) / 2 + 100
         return torch.where(x[:, 0] < -1.5, torch.nan, torch.where(x[:, 1] < -1.5, -torch.inf, value))
 
-    plot_density_comparison(Custom(log_density, dimension=2), {"model": model()}, tmp_path / "density.png")
+    write_picture(*plot_density_comparison(Custom(log_density, dimension=2), {"model": model()}), tmp_path / "density.png")
     numbers = picture(tmp_path / "density.png")
     assert set(numbers["draws"]) == {"model"}
     assert numbers["outside"]["model"] < 0.05
@@ -186,8 +187,8 @@ def test_a_target_without_window_normaliser_or_draws(tmp_path: Path) -> None:
 def test_the_global_noise_is_left_alone(tmp_path: Path) -> None:
     network = model()
     before = torch.random.get_rng_state()
-    plot_density_comparison(Funnel(), {"model": network}, tmp_path / "a.png")
-    plot_density_comparison(Funnel(), {"model": network}, tmp_path / "b.png")
+    write_picture(*plot_density_comparison(Funnel(), {"model": network}), tmp_path / "a.png")
+    write_picture(*plot_density_comparison(Funnel(), {"model": network}), tmp_path / "b.png")
     assert torch.equal(before, torch.random.get_rng_state())
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
+from dohyo.lab.plots.picture import write_picture
 from dohyo.lab.plots.rewards import plot_reward_curves
 from real import picture
 
@@ -22,11 +22,15 @@ def records(count: int, pace: float = 0.5, top: float = 1000.0) -> list[dict[str
     return found
 
 
+def plot(runs: Any, path: Path, best_known: float | None = None) -> None:
+    write_picture(*plot_reward_curves(runs, best_known), path)
+
+
 @pytest.mark.parametrize("count", [1, 2, 30, 100])
 @pytest.mark.parametrize("best_known", [1234, None])
 def test_one_run(count: int, best_known: int | None, tmp_path: Path) -> None:
     given = records(count)
-    plot_reward_curves({"latent": given}, tmp_path / "curves.png", best_known)
+    plot({"latent": given}, tmp_path / "curves.png", best_known)
     assert {path.name for path in tmp_path.iterdir()} == {"curves.png", "curves.json"}
     numbers = picture(tmp_path / "curves.png")
     assert numbers["best_known"] == best_known
@@ -45,7 +49,7 @@ def test_runs_seeds_and_paces_in_one_picture(tmp_path: Path) -> None:
         "autoregressive": [records(50, 30.0), records(50, 31.0, 1100)],
         "independent": records(30, 0.01, 700),
     }
-    plot_reward_curves(runs, tmp_path / "curves.png", 1200)
+    plot(runs, tmp_path / "curves.png", 1200)
     numbers = picture(tmp_path / "curves.png")["runs"]
     assert [(name, [len(run["step"]) for run in seeds]) for name, seeds in numbers.items()] == [
         ("latent, SUMO", [50, 40, 50]), ("autoregressive", [50, 50]), ("independent", [30]),
@@ -55,13 +59,13 @@ def test_runs_seeds_and_paces_in_one_picture(tmp_path: Path) -> None:
 
 def test_seeds_without_a_common_moment(tmp_path: Path) -> None:
     later = [record | {"seconds": record["seconds"] + 100} for record in records(3)]
-    plot_reward_curves({"latent": [records(3), later]}, tmp_path / "curves.png")
+    plot({"latent": [records(3), later]}, tmp_path / "curves.png")
     assert len(picture(tmp_path / "curves.png")["runs"]["latent"]) == 2
 
 
 def test_large_whole_rewards_stay_exact(tmp_path: Path) -> None:
     given = [record | {"best_reward": 123_456_789_012} for record in records(2)]
-    plot_reward_curves({"latent": given}, tmp_path / "curves.png", 123_456_789_013)
+    plot({"latent": given}, tmp_path / "curves.png", 123_456_789_013)
     numbers = picture(tmp_path / "curves.png")
     assert numbers["runs"]["latent"][0]["best_reward"] == [123_456_789_012] * 2
     assert numbers["best_known"] == 123_456_789_013
@@ -69,17 +73,17 @@ def test_large_whole_rewards_stay_exact(tmp_path: Path) -> None:
 
 def test_what_is_far_away_or_missing(tmp_path: Path) -> None:
     given = records(40)
-    plot_reward_curves({"latent": given}, tmp_path / "clean.png")
+    plot({"latent": given}, tmp_path / "clean.png")
     given[0]["reward"], given[7]["entropy"] = -1e9, 1e12
     given[8]["reward"], given[9]["entropy"], given[10]["best_reward"] = None, math.nan, math.inf
-    plot_reward_curves({"latent": given}, tmp_path / "heavy.png")
+    plot({"latent": given}, tmp_path / "heavy.png")
     clean, heavy = picture(tmp_path / "clean.png"), picture(tmp_path / "heavy.png")
     assert heavy["axis"] == pytest.approx(clean["axis"])
     (run,) = heavy["runs"]["latent"]
     assert run["reward"][8] is run["entropy"][9] is run["best_reward"][10] is None
     assert run["entropy"][7] == 1e12
     nothing = [record | dict.fromkeys(("reward", "best_reward", "entropy")) for record in given]
-    plot_reward_curves({"latent": nothing}, tmp_path / "nothing.png")
+    plot({"latent": nothing}, tmp_path / "nothing.png")
     assert set(picture(tmp_path / "nothing.png")["runs"]["latent"][0]["reward"]) == {None}
 
 
@@ -90,19 +94,17 @@ def test_runs_that_will_not_do(tmp_path: Path) -> None:
         ({"gru": [{"step": 1, "reward": 2.0}]}, "gru lacks best_reward, entropy, seconds; each needs step"),
     ):
         with pytest.raises(ValueError, match=message):
-            plot_reward_curves(runs, tmp_path / "curves.png")  # type: ignore[arg-type]
+            plot(runs, tmp_path / "curves.png")
     with pytest.raises(ValueError, match=r"\.png"):
-        plot_reward_curves({"latent": records(2)}, tmp_path / "curves.txt")
+        plot({"latent": records(2)}, tmp_path / "curves.txt")
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_drawn() -> None:
     """The lines themselves, not only the numbers beside the picture: mean and best reward by step and by second, entropy."""
-    kept: list[Figure] = []
-    monkeypatch.setattr("dohyo.lab.plots.rewards.write_picture", lambda figure, numbers, path: kept.append(figure))
     found = records(30)
-    plot_reward_curves({"one": found}, tmp_path / "a.png", best_known=1234)
-    by_step, by_second, entropy = kept[0].axes[:3]
+    figure, _ = plot_reward_curves({"one": found}, best_known=1234)
+    by_step, by_second, entropy = figure.axes[:3]
     for axis, clock, names in ((by_step, "step", ("reward", "best_reward")), (by_second, "seconds", ("reward", "best_reward")),
                                (entropy, "step", ("entropy",))):  # fmt: skip
         drawn = [(line.get_xdata(), line.get_ydata()) for line in axis.get_lines()]

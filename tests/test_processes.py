@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,12 @@ def test_two_processes(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "2 processes" in refused.stderr
 
-    evaluated = run("-m", "dohyo", "evaluate", "two", "--estimator", "iwae", "--cost", "50", "--json", folder=tmp_path)
+    evaluated = run("-m", "dohyo", "evaluate", "two", "--estimator", "iwae", "--cost", "50", "--replicates", "2", "--json",
+                    folder=tmp_path)  # fmt: skip
     assert evaluated.returncode == 0, evaluated.stderr
     report = json.loads(evaluated.stdout)
-    assert report["data"] == 300
+    assert (report["data"], report["replicates"]) == (300, 2)
+    assert 0 < report["noise_stderr"] < 0.2 * report["stderr"]
     assert report["nll"] == pytest.approx(json.loads((tmp_path / "two/result.json").read_text())["test_nll"], abs=0.2)
 
 
@@ -146,11 +149,34 @@ def test_the_gradient_is_the_mean_over_all_processes(tmp_path: Path) -> None:
         assert found == pytest.approx(exact)
 
 
+FOREVER = [*SMALL, "--estimator", "iwae", "--cost", "5", "--epochs", "100000", "--checkpoint-seconds", "0", "--out", "run"]
+
+
 def test_a_killed_rank_ends_the_job_with_a_usable_checkpoint(tmp_path: Path) -> None:
-    """Under torchrun itself, which the other tests do without because it is slow to start."""
-    options = [*SMALL, "--estimator", "iwae", "--cost", "5", "--epochs", "100000", "--checkpoint-seconds", "0", "--out", "run"]
+    def kill(ranks: list[BaseProcess]) -> None:
+        while len(read_records(tmp_path / "run")) < 2:
+            assert all(rank.is_alive() for rank in ranks)
+            time.sleep(0.02)
+        ranks[1].kill()
+        ranks[0].join(60)
+        assert ranks[0].exitcode  # by itself: torchrun has nothing to end
+
+    done = finished_together(command("train", *FOREVER), tmp_path, kill)
+    assert "another process of the job failed" in done.stderr
+    goes_on(tmp_path)
+
+
+def goes_on(folder: Path) -> None:
+    epoch = load_checkpoint(folder / "run")["numbers"]["epoch"]
+    assert epoch >= 1
+    done = run("-m", "dohyo", "train", "--resume", "run", "--epochs", str(epoch + 1), folder=folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow  # torchrun and its processes take 16 s to start
+def test_a_rank_killed_under_torchrun(tmp_path: Path) -> None:
     job = subprocess.Popen(
-        torchrun("-m", "dohyo", "train", *options),
+        torchrun("-m", "dohyo", "train", *FOREVER),
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment(),
     )  # fmt: skip
     while job.poll() is None and len(read_records(tmp_path / "run")) < 2:
@@ -162,10 +188,7 @@ def test_a_killed_rank_ends_the_job_with_a_usable_checkpoint(tmp_path: Path) -> 
     _, error = job.communicate(timeout=120)
     assert job.returncode != 0
     assert "Signal 9" in error or "SIGKILL" in error or "another process" in error
-    epoch = load_checkpoint(tmp_path / "run")["numbers"]["epoch"]
-    assert epoch >= 1
-    done = run("-m", "dohyo", "train", "--resume", "run", "--epochs", str(epoch + 1), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    goes_on(tmp_path)
 
 
 APART = """

@@ -164,7 +164,9 @@ def test_best_x_is_the_best_sample_of_the_policy(tmp_path: Path, monkeypatch: py
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(  # the GRU has its gradient tested, and is trained as NADE is
+    "policy", [pytest.param(name, marks=pytest.mark.slow) if name == "gru" else name for name in POLICIES]
+)
 def test_it_learns(policy: str, tmp_path: Path) -> None:
     """Twelve variables: the optimum is known by enumeration, and in the end the policy draws little else."""
     optimum = float(random_qpbo(12, seed=2)(all_bits(12)).max())

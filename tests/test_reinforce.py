@@ -54,7 +54,7 @@ def gradients(policy: Any, losses: Callable[[], Tensor], repeats: int) -> Tensor
     return torch.stack([gradient(losses(), theta_of(policy)) for _ in range(repeats)])
 
 
-def estimated(policy: Any, objective: Reinforce, repeats: int = 50, batch: int = 500) -> Tensor:
+def estimated(policy: Any, objective: Reinforce, repeats: int = 25, batch: int = 500) -> Tensor:
     generator = torch.Generator().manual_seed(12)
     return gradients(policy, lambda: objective(policy, torch.arange(batch), generator).loss, repeats)
 

@@ -74,7 +74,7 @@ def forced(objective: ReverseKL, estimator: Estimator) -> ReverseKL:
     return objective
 
 
-def gradient_errors(objective: ReverseKL, steps: int = 50) -> tuple[float, float]:
+def gradient_errors(objective: ReverseKL, steps: int = 20) -> tuple[float, float]:
     """The largest distance of theta's mean gradient from the analytic one, and of the mean estimate, in standard errors."""
     model = Linear()
     theta = [model.theta, model.log_scale]

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 
 import dohyo
 import real
+import server
 from dohyo.lab.cli import main
 from dohyo.lab.folder import read_records
 from dohyo.lab.studies import STUDIES
@@ -79,7 +79,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the study, which is also known in this process."""
     (tmp_path / "cells.py").write_text(STUDY)
     (tmp_path / "program.py").write_text(PROGRAM)
-    forkserver.ensure_running()  # with what `real` has it load
+    server.ensure_running()  # with what the tests have it load
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "cells", raising=False)
@@ -317,6 +317,11 @@ class Cluster:
             self.start("worker", self.address, *host, "--no-nanny", "--nthreads", "1", "--local-directory", f"local{i}")
             for i in range(2)
         ]
+        end = time.monotonic() + 120
+        while time.monotonic() < end:  # on a busy machine longer than the command waits
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port))):
+                return
+            time.sleep(0.05)
 
     def start(self, *arguments: str) -> BaseProcess:
         return real.started([sys.executable, "-m", "dask", *arguments], self.folder, self.log, self.log)

@@ -17,7 +17,8 @@ from dohyo.lab.plots.nll import plot_table
 from dohyo.lab.studies.published import COSTS, PUBLISHED, SOURCES
 from dohyo.lab.studies.study import picked
 from dohyo.lab.studies.table1 import Table1
-from dohyo.lab.studies.table1_findings import DATA, ROWS, Entry, Findings
+from dohyo.lab.studies.table1_findings import DATA, Entry, Findings
+from dohyo.lab.studies.table1_rows import ROWS
 from dohyo.lab.studies.verdicts import Contrast, all_below
 from real import command, finished, killed_when, picture
 
@@ -69,6 +70,12 @@ def test_one_cell_is_picked_and_sumo_is_trained_both_ways() -> None:
     assert cells["mnist_050_sumo"]["max_terms"] is None
     assert cells["mnist_050_multilevel-rr"]["max_terms"] == 1024
     assert all(cell["epochs"] >= 2000 and cell["test_terms"] == 5000 and cell["replicas"] == 3 for cell in cells.values())
+    assert "recipe" not in cells["mnist_050_sumo"]  # cells that are kept were made with these very options
+    made = {name: study.run_of(name, cells[name], Path("none")).config for name in ("mnist_015_chains", "mnist_015_sumo-ours")}
+    chains, ours = made.values()
+    assert (chains.estimator, chains.cost, chains.anneal, chains.schedule) == ("iwae", 2, 8, "cosine")
+    assert (ours.estimator, ours.cost, ours.encoder, ours.recipe) == ("sumo", 15, "dreg", "ours")
+    assert len(Table1.at("small").cells()) == 3 * 8 + 2
 
 
 def entry(data: str, cost: int, row: str, nll: float, epochs: int = 20, most: int = 20) -> Entry:

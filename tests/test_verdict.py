@@ -6,17 +6,23 @@ import pytest
 import torch
 
 import dohyo
-from dohyo import IWAE, SUMO, Finite, MultilevelRR
+from dohyo import IWAE, SUMO, Estimator, Finite, MultilevelRR, verdict
 from dohyo.evaluation import summarise
 from dohyo.lab.cli.screen import verdict_lines
-from dohyo.verdict import BEARABLE, Verdict, judge
+from dohyo.verdict import BEARABLE, Verdict, heavy_share
 
 VALUES = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 GOOD = torch.full((20,), 0.3)
 
 
-def shapes(heavy: int) -> torch.Tensor:
-    return torch.cat([torch.full((heavy,), 1.2), torch.full((20 - heavy,), 0.3)])
+def shapes(heavy: int, khat: float = 0.9) -> torch.Tensor:
+    return torch.cat([torch.full((heavy,), khat), torch.full((20 - heavy,), 0.3)])
+
+
+def judge(
+    values: torch.Tensor, estimator: Estimator, khat: torch.Tensor, stated: float = 1.0, annealed: bool | None = False
+) -> Verdict:
+    return verdict.judge(values.mean(-1), values.shape[1], estimator, khat, stated, annealed)
 
 
 def test_trusted() -> None:
@@ -47,7 +53,53 @@ def test_heavy_weights_and_what_to_do_about_them(heavy: int, trusted: bool) -> N
 
 def test_one_datum() -> None:
     assert judge(VALUES[:1], MultilevelRR(2), GOOD[:1]).reason == "the error bar can be trusted: Pareto k-hat is 0.30"
-    assert "Pareto k-hat is 1.20, above 0.7: " in judge(VALUES[:1], MultilevelRR(2), shapes(20)[:1]).reason
+    assert "Pareto k-hat is 0.90, above 0.7: " in judge(VALUES[:1], MultilevelRR(2), shapes(20)[:1]).reason
+
+
+@pytest.mark.parametrize(("khat", "trusted"), [(1.0, True), (1.4, True), (1.6, False), (26.8, False)])
+def test_one_datum_can_be_too_heavy_for_all(khat: float, trusted: bool) -> None:
+    found = judge(VALUES, MultilevelRR(2), shapes(1, khat))
+    assert found.trusted is trusted
+    assert f"(largest {khat:.2f})" in found.reason
+
+
+def test_heavy_weights_must_not_shift_the_mean_by_more_than_the_error_that_is_stated() -> None:
+    shift = 2 * 0.9**4 / 5  # four of twenty
+    for stated, trusted in ((0.51 * shift, True), (0.49 * shift, False)):
+        found = judge(VALUES, MultilevelRR(2), shapes(4), stated)
+        assert found.trusted is trusted
+        assert (f"may be {shift:.2g} nats too low, with a stated error of {stated:.2g}" in found.reason) == (not trusted)
+    few = judge(VALUES, MultilevelRR(2), torch.full((20,), 0.69), 0.001)  # none is heavy
+    assert few.trusted
+    # The error of the noise is stated where there are replicates, and else that of data and noise together.
+    data, noise = 10 * torch.randn(50, 1).double(), 0.1 * torch.randn(50, 4).double()
+    assert summarise(data + noise[:, :1], MultilevelRR(2), 100, shapes(4)).verdict.trusted is True
+    assert summarise(data + noise, MultilevelRR(2), 100, shapes(4)).verdict.trusted is False
+
+
+@pytest.mark.parametrize(("heavy", "kept"), [(0, 0.9), (4, 0.0), (10, 0.0)])
+def test_a_mean_that_is_trusted_is_within_its_error(heavy: int, kept: float) -> None:
+    """Log p(x) is zero; some data have a proposal that is far too narrow. Of the rule that counts heavy data half would pass."""
+    torch.manual_seed(heavy)
+    repeats, data, estimator = 100, 20, MultilevelRR.at_cost(50)
+    narrow = torch.arange(repeats * data) % data < heavy
+
+    def log_weights(rows: torch.Tensor) -> torch.Tensor:
+        square = torch.randn(len(rows), 5, dtype=torch.float64).square().sum(-1)
+        gaussian = 0.85 * square / 2 + 2.5 * math.log(0.15)
+        return torch.where(narrow[rows], gaussian, torch.randn(len(rows), dtype=torch.float64) - 0.5)
+
+    values = torch.stack([dohyo.estimate(log_weights, len(narrow), estimator) for _ in range(4)], -1)
+    khat = dohyo.diagnostics.khat(log_weights(dohyo.rows(torch.full((len(narrow),), 200))).view(-1, 200))
+    parts = zip(values.split(data), khat.split(data), strict=True)
+    found = [summarise(own, estimator, 0, shape) for own, shape in parts]
+    errors = [abs(one.mean) / (one.noise_stderr or math.nan) for one in found]
+    trusted = [error for one, error in zip(found, errors, strict=True) if one.verdict.trusted]
+    assert len(trusted) >= kept * repeats
+    assert sum(error > 3 for error in trusted) <= 6
+    if heavy:  # most are within half of the data, and so would have been trusted; many of them should not be
+        bearable = [error for error, shape in zip(errors, khat.split(data), strict=True) if heavy_share(shape) <= BEARABLE]
+        assert sum(error > 3 for error in bearable) > 30
 
 
 def test_what_is_wrong_with_the_estimator() -> None:
@@ -73,7 +125,7 @@ def test_what_was_not_examined_is_not_trusted(khat: torch.Tensor) -> None:
     assert found.warnings == ()
     assert "not examined" in found.reason
     assert judge(VALUES, SUMO(4), khat).trusted is False
-    alone = judge(VALUES[:1, :1], MultilevelRR(2), GOOD)
+    alone = judge(VALUES[:1, :1], MultilevelRR(2), GOOD, math.nan)
     assert alone.trusted is None
     assert "no error bar" in alone.reason
 

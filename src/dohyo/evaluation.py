@@ -245,11 +245,13 @@ def summarise(
     fingerprint: int = 0,
     noise: tuple[Tensor, int] | None = None,
     annealed: bool | None = False,
+    averaged: int = 1,
 ) -> Evaluation:
     """An `Evaluation` of estimates (data, replicates) that were made elsewhere.
 
     Args:
         noise: The standard error of each datum's value, where it is not that between replicates, and its degrees of freedom.
+        averaged: How many estimates each of the values is the mean of.
         annealed: Whether the weights are those of chains; None if they were made elsewhere.
     """
     data, replicates = values.shape
@@ -262,15 +264,15 @@ def summarise(
         (float(per_datum.std() / math.sqrt(data)), data - 1) if data > 1 else (noise_stderr, noise[1] if noise else 0)
     )
     if stderr is None or not math.isfinite(stderr):
-        stderr, interval = math.nan, (math.nan, math.nan)
+        stderr, interval, stated = math.nan, (math.nan, math.nan), math.nan
     else:
-        interval = _interval(mean, stderr, confidence, degrees)
+        interval, stated = _interval(mean, stderr, confidence, degrees), stderr if noise_stderr is None else noise_stderr
     robust_mean, robust_interval = None, None
     if estimator.finite_variance is False:
         robust_mean, robust_interval = median_of_means(per_datum if data > 1 else values[0], confidence)
     return Evaluation(
-        mean, stderr, noise_stderr, interval, robust_mean, robust_interval, per_datum, replicates, cost, khat,
-        estimator.kind, judge(values, estimator, khat, annealed, measured=math.isfinite(stderr)), fingerprint,
+        mean, stderr, noise_stderr, interval, robust_mean, robust_interval, per_datum, replicates * averaged, cost, khat,
+        estimator.kind, judge(per_datum, replicates * averaged, estimator, khat, stated, annealed), fingerprint,
         None if noise is None else noise[0],
     )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Log-weights that come in pieces: the numbers of all at once, in memory that does not grow; data that are too large for it."""
 
 import math
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -147,9 +146,8 @@ print(megabytes("VmHWM") - before, found.cost, found.mean)
 
 def peak(estimator: str) -> tuple[float, float, float]:
     """Megabytes above the start, log-weights and the estimate, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, estimator], capture_output=True, text=True, check=True, env=real.environment()
-    )
+    done = real.finished([sys.executable, "-c", PEAK, estimator], Path.cwd())
+    assert done.returncode == 0, done.stderr
     megabytes, cost, mean = done.stdout.split()
     return float(megabytes), float(cost), float(mean)
 

@@ -12,7 +12,6 @@ import pytest
 import real
 from attack.arena import SMALL
 
-LINE = [sys.executable, "-m", "dohyo"]
 WEIGHTS = "0.5,1.5,-0.5,0.1\n0.2,0.3,0.4,0.5\n"
 
 
@@ -39,13 +38,34 @@ def test_closed_streams(closed: str, status: int, error: str, tmp_path: Path) ->
         assert (tmp_path / "v.csv").read_text().startswith("datum,log_px,khat\n0,")  # and no output of ours got into it
 
 
-def test_a_terminal_of_ascii_and_a_reader_that_ends(tmp_path: Path) -> None:
+ESTIMATE = real.command("estimate", "w.csv", "--estimator", "iwae", "--cost", "2")
+
+
+def test_a_terminal_of_ascii(tmp_path: Path) -> None:
+    (tmp_path / "w.csv").write_text(WEIGHTS)
+    process = real.started(ESTIMATE, tmp_path, tmp_path / "out", tmp_path / "error", PYTHONIOENCODING="ascii")
+    process.join(60)
+    assert (process.exitcode, (tmp_path / "error").read_text()) == (0, "")
+    assert " ? " in (tmp_path / "out").read_text(encoding="ascii")  # in place of ±
+
+
+def test_a_reader_that_ends(tmp_path: Path) -> None:
+    (tmp_path / "w.csv").write_text(WEIGHTS)
+    os.mkfifo(tmp_path / "pipe")
+    process = real.started(ESTIMATE, tmp_path, tmp_path / "pipe", tmp_path / "error")
+    os.close(os.open(tmp_path / "pipe", os.O_RDONLY))
+    process.join(60)
+    assert (process.exitcode, (tmp_path / "error").read_text()) == (128 + signal.SIGPIPE, "")  # and not a word
+
+
+@pytest.mark.slow
+def test_the_same_in_a_shell(tmp_path: Path) -> None:
     (tmp_path / "w.csv").write_text(WEIGHTS)
     done = shell("dohyo estimate w.csv --estimator iwae --cost 2", tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert (done.returncode, done.stderr) == (0, "")
-    assert " ? " in done.stdout  # in place of ±
+    assert " ? " in done.stdout
     done = shell("{ dohyo estimate w.csv --estimator iwae --cost 2; echo $? >&2; } | true", tmp_path)
-    assert done.stderr == f"{128 + signal.SIGPIPE}\n"  # and not a word
+    assert done.stderr == f"{128 + signal.SIGPIPE}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -63,8 +83,15 @@ def test_signals(number: signal.Signals, tmp_path: Path) -> None:
     assert (tmp_path / "a/.dohyo.lock").read_bytes() == b""
     line = real.command("evaluate", "a", "--anneal", "0", "--estimator", "iwae", "--cost", "1e9", "--device", "cpu")
     evaluate = real.started(line, tmp_path, out, error)
-    time.sleep(4)
+    while not _caught(evaluate.pid) >> signal.SIGTERM - 1 & 1:
+        time.sleep(0.02)
+    time.sleep(1)  # into the evaluation
     os.kill(evaluate.pid or 0, number)
     evaluate.join(60)
     assert evaluate.exitcode == 128 + number
     assert error.read_text().startswith("dohyo: interrupted\n")
+
+
+def _caught(pid: int | None) -> int:
+    """The signals that a process has handlers for, one bit each."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import dohyo
+from real import finished
 
 from problems import LinearGaussian
 
@@ -245,9 +245,9 @@ run.fit(one_line(), DataLoader(TensorDataset(bits(40)), batch_size=10, shuffle=F
 def test_two_processes(tmp_path: Path) -> None:
     """They log one number, count each datum once, and train as one process does with the mean of their gradients."""
     here = Path(__file__).parent
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(path=[str(here), str(here.parent)], out=str(tmp_path)), encoding="utf-8")
-    subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=600, cwd=tmp_path)
+    script = SCRIPT.format(path=[str(here), str(here.parent)], out=str(tmp_path))
+    done = finished([sys.executable, "-c", script], tmp_path)
+    assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / rank).read_text()) for rank in "01")
     assert first == second
     logged, mean, noise, count, examined = first

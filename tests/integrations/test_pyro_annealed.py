@@ -83,7 +83,7 @@ def test_annealed_weights_are_exact_and_better() -> None:
     ours = from_pyro(one_site, one_site_guide)
     exact = float(dist.Normal(0.0, 2.0).log_prob(X).mean())
     annealed = dohyo.Annealed(ours, steps=8)
-    annealed.tune(X)
+    annealed.tune(X, iterations=50)
     plain, better = (dohyo.evaluate(each, X, dohyo.MultilevelRR(4), replicates=20, khat_samples=0) for each in (ours, annealed))
     assert abs(better.mean - exact) < 4 * better.noise_stderr
     assert better.noise_stderr < plain.noise_stderr

@@ -153,9 +153,11 @@ class Source:
 
     @property
     def size(self) -> int:
-        """How many numbers of noise one z is made of."""
+        """How many numbers of noise one z is made of; a DohyoError if chains cannot move it."""
         with torch.no_grad():
-            return noise_size(self.model.posterior(self.code))
+            q = self.model.posterior(self.code)
+            whiten(q, self.constants.widening[:1])
+        return noise_size(q)
 
     def _check(self, q: Distribution, rows: int) -> None:
         if q.batch_shape != (rows,):

@@ -1,6 +1,5 @@
 """Evaluations in files: the values of each datum, so that models can be compared on the same data."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,14 +54,14 @@ def load_evaluation(path: Path, name: str | None = None) -> Saved:
         known = None if noise is None else (noise, replicates - 1)
         cost, fingerprint = int(about.pop("cost")), int(about.pop("fingerprint"))
         annealed = bool(about.get("annealed", False))
-        found = summarise(log_px[:, None], estimator, cost, khat, fingerprint=fingerprint, noise=known, annealed=annealed)
+        found = summarise(log_px[:, None], estimator, cost, khat, 0.95, fingerprint, known, annealed, replicates)
     except OSError as error:
         raise DohyoError(
             f"{path}: cannot be read ({error.strerror or error}); give a run's folder, or a .npz of dohyo evaluate"
         ) from error
     except Exception as error:  # whatever a stranger's or a damaged file leads to
         raise DohyoError(f"{path}: is no saved evaluation; dohyo evaluate --out writes one") from error
-    return Saved(name or str(path), dataclasses.replace(found, replicates=replicates), estimator, about)
+    return Saved(name or str(path), found, estimator, about)
 
 
 def is_current(path: Path) -> bool:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "compare": "differences of log p(x) between models on the same data",
     "sample": "pictures of a trained model's samples",
     "reverse-kl": "fit a model to an unnormalised density by reverse KL",
+    "divergence": "the reverse KL of a fitted model measured again, with annealed weights",
     "qpbo": "optimise a function of bits by training a policy",
     "reproduce": "the paper's tables and figures, one study each",
     "report": "one page of HTML from the folders of studies and runs",

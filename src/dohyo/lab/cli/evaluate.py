@@ -47,7 +47,7 @@ class EvaluateConfig(Options):
     )  # fmt: skip
     anneal: Anneal = option(
         "auto", "Leapfrogs of the chains that make the log-weights, 0 for the encoder's own; auto takes chains where k-hat is "
-        "above 0.7 for three tenths of the data or more, and chooses their length.",
+        "above 0.7 for three tenths of the data or more, or above 1.2 for any, and chooses their length.",
     )  # fmt: skip
     split: Literal["test", "valid", "train"] = option("test", "Which of the run's data to evaluate on.")
     replicates: int = option(1, "Estimates for each datum.")

@@ -19,7 +19,7 @@ _EXAMPLES = """examples:
                    --epsilon 1e-3 --beta2 0.99 --decay none --out runs/p                                 # the paper's
   dohyo reverse-kl --target funnel --replicas 3 --out runs/h
   dohyo reverse-kl --resume runs/f --steps 40000
-  dohyo reverse-kl --resume runs/f --anneal 8      # the last check again, with annealed weights
+  dohyo divergence runs/f --anneal 8               # the last check again, with annealed weights
 """
 
 
@@ -28,10 +28,10 @@ def parser() -> Parser:
 
 
 def run(options: Namespace) -> int:
-    return run_command(ReverseKLRun, options, _note, _summary)
+    return run_command(ReverseKLRun, options, note, summary)
 
 
-def _note(record: dict[str, Any]) -> str:
+def note(record: dict[str, Any]) -> str:
     if record["reverse_kl"] is None:
         found = f"log Z {record['log_z']:.3f} reverse KL {number(record['estimated_kl'])}"
     else:
@@ -39,12 +39,14 @@ def _note(record: dict[str, Any]) -> str:
     return found + (" DIVERGED" if record["diverged"] else "")
 
 
-def _summary(result: dict[str, Any]) -> list[str]:
+def summary(result: dict[str, Any]) -> list[str]:
     known, moments = result["log_normaliser"] is not None, result["moments"]
     log_z = f"log Z {_measured(result, 'log_z')}" + (f" (exactly {result['log_normaliser']:.3f})" if known else "")
     kl = f"reverse KL {_measured(result, 'reverse_kl')}"
     how = (f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}, {count(result['steps'])} steps, "
            f"{result['seconds']:.0f} s")  # fmt: skip
+    if result.get("leapfrogs"):
+        how += f"; log p(x) by chains of {result['leapfrogs']} leapfrogs"
     weights = f"{number(result.get('ess'), 0)} effective samples of {result['test_draws']}, k-hat {number(result['khat'], 2)}"
     lines = [of_replicas(result) + ", ".join([kl, log_z, how] if known else [log_z, f"{kl} with it", how])]
     lines += each_replica(result, "reverse_kl")

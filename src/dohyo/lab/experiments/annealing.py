@@ -24,7 +24,8 @@ MOST_STEPS = 10_000
 Anneal = int | Literal["auto"]
 EXAMINED, WEIGHTS = 64, 500  # data, and weights of each, by which auto decides
 ENCODER_WEIGHTS, CHAINS = 4096, 200  # of each of as many data in the picture; as many chains are enough for their k-hat
-GOOD = 0.3  # the share of heavy ones up to which it keeps them: fewer than a verdict allows, because k-hat is noisy
+# It keeps the encoder's up to this share of heavy ones and this k-hat of any: less than a verdict allows, as k-hat is noisy.
+GOOD, WORST = 0.3, 1.2
 SEED = 4_000_037  # added to the user's, so that the evaluation draws other noise than what decides about it
 
 
@@ -100,8 +101,10 @@ def _constants(
             raise DohyoError(f"{path}: is damaged ({error}); {remedy}") from error
         return entry["tuned"]["constants"], ""
     try:
-        if anneal == "auto" and heavy_share(khat(log_weights(model, x[:EXAMINED], WEIGHTS, seed, max_rows))) <= GOOD:
-            return None, ""
+        if anneal == "auto":
+            shapes = khat(log_weights(model, x[:EXAMINED], WEIGHTS, seed, max_rows))
+            if heavy_share(shapes) <= GOOD and not bool((shapes > WORST).any()):
+                return None, ""
         annealed = Annealed(model, None if anneal == "auto" else anneal)
         tuned = annealed.tune(x, seed=seed, max_rows=max_rows)
     except DohyoError as error:

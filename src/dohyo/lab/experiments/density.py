@@ -172,14 +172,14 @@ def evaluate_over_processes(
     parts = gather(fabric, result)
     if len(parts) == 1:
         return result
-    values = torch.empty(len(data), 1, dtype=torch.float64)
+    values, noise = torch.empty(2, len(data), dtype=torch.float64)
     for rank, part in enumerate(parts):
-        values[rank :: fabric.world_size, 0] = part.per_datum
-    noise = [part.noise_stderr * len(part.per_datum) for part in parts if part.noise_stderr is not None]
+        values[rank :: fabric.world_size] = part.per_datum
+        noise[rank :: fabric.world_size] = math.nan if part.per_datum_stderr is None else part.per_datum_stderr
+    known = None if result.noise_stderr is None else (noise, result.replicates - 1)
     khat, annealed = torch.cat([part.khat for part in parts]), getattr(model, "evaluations_per_weight", 1) > 1
-    whole = summarise(values, estimator, sum(part.cost for part in parts), khat, annealed=annealed)
-    together = math.hypot(*noise) / len(data) if len(noise) == len(parts) else None
-    return dataclasses.replace(whole, noise_stderr=together, replicates=result.replicates, fingerprint=checksum(data))
+    cost = sum(part.cost for part in parts)
+    return summarise(values[:, None], estimator, cost, khat, 0.95, checksum(data), known, annealed, result.replicates)
 
 
 def _failed(model: str, x: Tensor) -> str:

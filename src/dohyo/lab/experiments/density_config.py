@@ -12,6 +12,7 @@ from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError, check_seed
 from dohyo.files import resolved
 from dohyo.lab.data import NAMES, Dataset, load
+from dohyo.lab.experiments.annealing import MOST_STEPS
 from dohyo.lab.experiments.run import EstimatorConfig
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import option
@@ -80,8 +81,9 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("test_terms", "hidden", "latent", "max_terms")
-        if self.anneal < 0:
-            raise DohyoError(f"anneal is {self.anneal}; it must be a number of leapfrogs, or 0 for samples of the encoder")
+        if not 0 <= self.anneal <= MOST_STEPS:
+            wanted = f"it must be a number of leapfrogs, at most {MOST_STEPS}, or 0 for samples of the encoder"
+            raise DohyoError(f"anneal is {self.anneal}; {wanted}")
         self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
         self.cost = self.cost if self.cost is not None else 4.0 if self.anneal else 15.0
         if self.max_terms is not None and self.max_terms > _MOST_TERMS:

@@ -290,9 +290,10 @@ class QPBORun(ReplicatedRun[QPBOConfig]):
         numbers = load_checkpoint(self.folder)["numbers"]
         known = problem.maximum
         if fabric.is_global_zero:
+            from dohyo.lab.plots.picture import write_picture
             from dohyo.lab.plots.rewards import plot_reward_curves
 
-            plot_reward_curves({config.policy: read_records(self.folder)}, self.folder / LEARNING_CURVES, known)
+            write_picture(*plot_reward_curves({config.policy: read_records(self.folder)}, known), self.folder / LEARNING_CURVES)
         result = {
             "best_reward": best["value"],
             "best_x": best["x"],

@@ -17,6 +17,7 @@ from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
 from dohyo.files import replacing
 from dohyo.kl import TOLERANCE, Divergence, Draws, divergence, draw, weighted_moments
+from dohyo.lab.experiments.annealing import Anneal, check_anneal
 from dohyo.lab.experiments.replicated import ReplicatedRun
 from dohyo.lab.experiments.run import EstimatorConfig, OnTest, about_estimator, silent
 from dohyo.lab.folder import DRAWS, METRICS, read_records
@@ -68,17 +69,17 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
     check_terms: int = option(1000, "Samples of the encoder for each draw in a check.")
     test_draws: int = option(4000, "Draws in the last check.", resume=True)
     test_terms: int = option(2000, "Samples of the encoder for each draw in the last check.", resume=True)
-    anneal: int = option(
+    anneal: Anneal = option(
         0,
-        "Leapfrogs of the chains that take their place in the last check, as many as cost the same evaluations; 0 for none.",
+        "Leapfrogs of the chains that take their place in the last check, as many as cost the same evaluations; 0 for none, auto "
+        "for a pilot that chooses.",
         resume=True,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("hidden", "latent", "check_draws", "check_terms", "test_draws", "test_terms")
-        if self.anneal < 0:
-            raise DohyoError(f"anneal is {self.anneal}; it must be a whole number of steps, 0 for the encoder's weights")
+        check_anneal(self.anneal)
         for name in ("check_draws", "test_draws"):
             if getattr(self, name) < 25:
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at least 25 for an error bar")
@@ -210,6 +211,7 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
             "test_draws": config.test_draws,
             "test_terms": config.test_terms,
             "anneal": config.anneal,
+            "leapfrogs": getattr(weighed, "steps", 0),
             "verdict": _verdict(warnings, moments["khat"]),
             "warnings": warnings,
         }
@@ -243,10 +245,11 @@ def _annealed(model: Any, config: ReverseKLConfig) -> tuple[Any, int]:
     """The model with the weights of the last check, and how many for each draw; every process tunes the same chains."""
     if config.anneal == 0:
         return model, config.test_terms
-    annealed, seed = Annealed(model, config.anneal), config.seed + 6_000_011
+    annealed, seed = Annealed(model, None if config.anneal == "auto" else config.anneal), config.seed + 6_000_011
     with isolated(model, seed):
         x = model.sample(TUNED_ON)
-    annealed.tune(x, seed=seed, max_rows=config.max_rows)
+    if annealed.tune(x, seed=seed, max_rows=config.max_rows).steps == 0:
+        return model, config.test_terms
     return annealed, max(FEWEST, config.test_terms // annealed.evaluations_per_weight)
 
 

@@ -79,6 +79,9 @@ def about_estimator(config: Any, estimator: Estimator) -> dict[str, Any]:
     }
 
 
+_SIGNS = {"data": "train", "target": "reverse-kl", "policy": "qpbo"}  # options that only the runs of one command have
+
+
 def silent(*_: Any) -> None:
     """Reports no progress."""
 
@@ -115,6 +118,10 @@ class Run(ABC, Generic[C]):
         """The run that a folder holds."""
         check_places(folder)
         values = read_config(folder)
+        made = next((command for key, command in _SIGNS.items() if key in values), cls.command)
+        if made != cls.command:
+            hint = f"; dohyo divergence {folder} measures its divergence" if made == "reverse-kl" else ""
+            raise DohyoError(f"{folder}: holds a run of dohyo {made}, and one of dohyo {cls.command} is needed here{hint}")
         try:
             return cls(folder, cls.config_type(**config_parser(cls.config_type).parse_object(values).as_dict()))
         except DohyoError as error:

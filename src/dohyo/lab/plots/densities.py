@@ -28,12 +28,12 @@ def plot_density_run(target: Any, draws: Draws, records: Records, model: Any, fo
     ways = [way for way in WAYS if way != "by_prior" or target.dimension <= 2]
     plot_divergence_curves(records, folder / LEARNING_CURVES, ways)
     if target.dimension == 2:
-        plot_density_comparison(target, {"model": model}, folder / DENSITY)
+        write_picture(*plot_density_comparison(target, {"model": model}), folder / DENSITY)
     else:
         plot_marginals(target, draws, folder / MARGINALS)
 
 
-def plot_density_comparison(target: Any, models: Mapping[str, Any], path: Path, seed: int = 0) -> None:
+def plot_density_comparison(target: Any, models: Mapping[str, Any], seed: int = 0) -> tuple[Figure, dict[str, Any]]:
     """The target's contours in two dimensions, and beside them those of each model, with draws of each as dots.
 
     All panels have the same levels. A model's density is the mean of p(x | z) over many z of its prior; a target of unknown
@@ -63,12 +63,12 @@ def plot_density_comparison(target: Any, models: Mapping[str, Any], path: Path, 
         found["target"] -= found["target"].nan_to_num(-torch.inf).logsumexp(0) + math.log(cell)
     exact = target.sample(4 * _SHOWN, torch.Generator().manual_seed(seed))
     drawn = {"target": exact} | drawn if exact is not None else drawn
-    _plot_densities(found, drawn, window, axes, path)
+    return _plot_densities(found, drawn, window, axes)
 
 
 def _plot_densities(
-    found: Mapping[str, Tensor], drawn: Mapping[str, Tensor], window: Any, axes: Sequence[Tensor], path: Path
-) -> None:
+    found: Mapping[str, Tensor], drawn: Mapping[str, Tensor], window: Any, axes: Sequence[Tensor]
+) -> tuple[Figure, dict[str, Any]]:
     finite = found["target"][found["target"].isfinite()]
     top = float(finite.max()) if len(finite) else 0.0
     levels = [top - below for below in reversed(_LEVELS)]
@@ -100,7 +100,7 @@ def _plot_densities(
     key.ax.tick_params(labelsize=SMALL)
     numbers = {"window": window, "levels": levels, "x1": x.tolist(), "x2": y.tolist(), "draws": shown, "outside": outside}
     grids = {name: log_p.view(_GRID, _GRID).T.numpy() for name, log_p in found.items()}
-    write_picture(figure, numbers | {"log_density": grids}, path)
+    return figure, numbers | {"log_density": grids}
 
 
 def plot_marginals(target: Any, draws: Draws, path: Path) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -74,7 +75,7 @@ def plot_divergence_curves(records: Records, path: Path, ways: Sequence[str] = t
     write_picture(figure, curves | numbers, path)
 
 
-def plot_reverse_kl_curves(curves: Sequence[Curve], path: Path) -> None:
+def plot_reverse_kl_curves(curves: Sequence[Curve]) -> tuple[Figure, dict[str, Any]]:
     """The training estimate (above) and the true reverse KL (below) against steps: a column for each cost, a colour for each
     label. The axes are linear within 0.1 nats and logarithmic beyond; a cross marks the first check that found divergence."""
     costs = sorted({curve.cost for curve in curves})
@@ -107,7 +108,7 @@ def plot_reverse_kl_curves(curves: Sequence[Curve], path: Path) -> None:
         panels[0][column].set_title(f"cost {cost:g}")
         panels[1][column].set_xlabel("step")
     figure.legend(loc="outside lower center", ncols=min(len(labels), 2 + 2 * len(costs)), frameon=False)
-    write_picture(figure, {"curves": numbers}, path)
+    return figure, {"curves": numbers}
 
 
 def _read(records: Records) -> tuple[dict[str, Array], bool, Array]:

@@ -15,7 +15,8 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from dohyo.lab.plots.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, SMALL, Array, mark_beyond, near, span, tidy
 
-_ROW_STYLES = ((BLACK, "o"), (BLUE, "s"), (SKY, "X"), (GREY, "v"), (RED, "^"), (PINK, "<"), (GREEN, "D"), (ORANGE, "P"))
+_ROW_STYLES = ((BLACK, "o"), (BLUE, "s"), (SKY, "X"), (GREY, "v"), (RED, "^"), (PINK, "<"), (GREEN, "D"), (ORANGE, "P"),
+               (BLUE, "*"), (RED, "h"), (GREEN, ">"))  # fmt: skip
 _STYLES = {"iwae": (BLACK, "o"), "sumo-harmonic": (BLUE, "s"), "sumo-geometric": (RED, "^"), "sumo-power": (PINK, "v"),
            "symmetric-sumo": (GREEN, "D"), "multilevel-rr": (ORANGE, "P")}  # fmt: skip
 _COST = "cost: log-weights for each image"
@@ -193,14 +194,19 @@ def plot_times(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
     Args:
         panels: By data set and label: seconds, and the mean and sd of the NLL there.
     """
-    figure = Figure(figsize=(5.5 * len(panels) + 1, 4.4), layout="constrained")
+    most = max(len(rows) for rows in panels.values())
+    figure = Figure(figsize=(6.5 * len(panels), 1.6 + 0.4 * most), layout="constrained")
     for axis, (data, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for (label, curve), (colour, marker) in zip(rows.items(), cycle(_TIME_STYLES), strict=False):
-            style = {"color": colour, "marker": marker, "ls": "--" if "chains" in label else "-"}
-            axis.errorbar(curve["seconds"], curve["mean"], curve["sd"], capsize=3, label=label, **style)
-        axis.set(title=data, xlabel="seconds of training", ylabel="test NLL by annealed weights, nats (lower is better)")
+        times = next(iter(rows.values()))["seconds"]
+        for i, (seconds, (colour, marker)) in enumerate(zip(times, cycle(_TIME_STYLES), strict=False)):
+            at = np.arange(len(rows)) + 0.5 * ((i + 0.5) / len(times) - 0.5)
+            mean, sd = ([curve[key][i] for curve in rows.values()] for key in ("mean", "sd"))
+            axis.errorbar(mean, at, xerr=sd, color=colour, marker=marker, ls="none", capsize=3, label=f"{seconds:g} s")
+        axis.set_yticks(range(len(rows)), list(rows))
+        axis.invert_yaxis()
+        axis.set(title=data, xlabel="test NLL by annealed weights, nats (lower is better)")
         tidy(axis)
-        axis.legend(frameon=False, fontsize=9)
+        axis.legend(title="training", frameon=False, fontsize=9)
     return figure, _arrays(panels)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from dohyo.lab.plots.picture import SMALL, Array, Records, bulk, dots, plain_numbers, read_curves, span, tidy, write_picture
+from dohyo.lab.plots.picture import SMALL, Array, Records, bulk, dots, plain_numbers, read_curves, span, tidy
 
 _KEYS = ("step", "seconds", "reward", "best_reward", "entropy")
 _COLOURS = [f"C{i}" for i in range(10)]
 _RATIO = 20  # of the longest run's seconds or steps to the shortest's: beyond it their axis is logarithmic
 
 
-def plot_reward_curves(runs: Mapping[str, Records | Sequence[Records]], path: Path, best_known: float | None = None) -> None:
+def plot_reward_curves(
+    runs: Mapping[str, Records | Sequence[Records]], best_known: float | None = None
+) -> tuple[Figure, dict[str, Any]]:
     """Mean reward of a batch and best reward so far, against steps and against seconds, and the policy's entropy.
 
     Several runs under one name differ in the seed: their mean is shown in a band from the lowest to the highest, as far as the
@@ -62,7 +63,7 @@ def plot_reward_curves(runs: Mapping[str, Records | Sequence[Records]], path: Pa
             axis.set_xlim(left=0)
     _legend(figure, curves, best_known)
     numbers = {name: [_plain(one) for one in seeds] for name, seeds in curves.items()}
-    write_picture(figure, {"best_known": best_known, "runs": numbers, "axis": list(limits)}, path)
+    return figure, {"best_known": best_known, "runs": numbers, "axis": list(limits)}
 
 
 def _seeds(given: Records | Sequence[Records]) -> Sequence[Records]:

@@ -261,8 +261,8 @@ class Annealing(Study[AnnealingConfig]):
         if not panels:
             return []
         figure, numbers = plot_times(panels)
-        alt = "The test NLL by annealed weights against seconds of training, a curve for each way to train, with error bars."
-        return [save_picture(figure, numbers, folder, "annealing.png", "Test NLL against the time of training", alt)]
+        alt = "The test NLL by annealed weights for each way to train, with error bars, a mark for each time of training."
+        return [save_picture(figure, numbers, folder, "annealing.png", "Test NLL after equal times of training", alt)]
 
 
 def _spread(values: list[float]) -> tuple[float, float]:

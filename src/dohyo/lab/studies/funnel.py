@@ -11,7 +11,7 @@ from dohyo.lab.plots.densities import plot_density_comparison
 from dohyo.lab.plots.divergence import Curve, plot_reverse_kl_curves
 from dohyo.lab.studies.funnel_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
-from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig
+from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.targets import Funnel as Target
 from dohyo.lab.training.config import ProgramName, option
 
@@ -92,8 +92,8 @@ class Funnel(Study[FunnelConfig]):
         terms = {"check_terms": options["terms"], "test_terms": options["terms"]}
         minimax = options["estimator"] == _MINIMAX
         followed = {"estimator": "iwae", "encoder": "iwae"} if minimax else {"estimator": options["estimator"]}
-        where = {"device": self.config.device, "program": self.config.program}
-        return ReverseKLRun(folder, ReverseKLConfig(**shared, **terms, **followed, **where))
+        c = self.config
+        return ReverseKLRun(folder, ReverseKLConfig(**shared, **terms, **followed, device=c.device, program=c.program))
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         result = complete(self.run_of(name, options, folder), advance)
@@ -110,13 +110,12 @@ class Funnel(Study[FunnelConfig]):
     def _curves(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         found = Findings(cells)
         curves = [Curve(NAMES[name], cost, cell["curve"]) for (name, cost), runs in found.groups.items() for cell in runs]
-        for suffix in (".svg", ".png"):
-            plot_reverse_kl_curves(curves, folder / f"curves{suffix}")
         alt = (
             "Above, the training estimate of the reverse KL against steps; below, the true one; a column for each cost. A cross "
             f"marks where a run was found to have diverged: {found.diverged() or 'none was'}."
         )
-        return [Picture("curves.png", "Training estimate and true reverse KL on the funnel", alt)]
+        title = "Training estimate and true reverse KL on the funnel"
+        return [save_picture(*plot_reverse_kl_curves(curves), folder, "curves.png", title, alt)]
 
     def _densities(self, folder: Path) -> list[Picture]:
         """IWAE's and SUMO's model at the middle cost. Where the runs have been deleted, an existing picture stays."""
@@ -125,11 +124,9 @@ class Funnel(Study[FunnelConfig]):
             return []
         cost = shared[len(shared) // 2]
         runs = {f"{NAMES[name]}, cost {cost}": folder / WORK / f"{name}_{cost:03d}_0" for name in ("iwae", "sumo")}
-        if all((run / RESULT).exists() and (run / CONFIG).exists() for run in runs.values()):
-            models: dict[str, Any] = {title: ReverseKLRun.open(run).trained() for title, run in runs.items()}
-            for suffix in (".svg", ".png"):
-                plot_density_comparison(Target(), models, (folder / file).with_suffix(suffix))
-        if not (folder / file).exists():
-            return []
         alt = f"Contours and draws of the funnel, and of the models that IWAE and SUMO at cost {cost} left when training ended."
-        return [Picture(file, f"The funnel, and models trained at cost {cost}", alt)]
+        title = f"The funnel, and models trained at cost {cost}"
+        if all((run / RESULT).exists() and (run / CONFIG).exists() for run in runs.values()):
+            models: dict[str, Any] = {name: ReverseKLRun.open(run).trained() for name, run in runs.items()}
+            return [save_picture(*plot_density_comparison(Target(), models), folder, file, title, alt)]
+        return [Picture(file, title, alt)] if (folder / file).exists() else []

@@ -11,7 +11,7 @@ from dohyo.lab.folder import Conclusion, Picture, Table, read_records
 from dohyo.lab.plots.rewards import plot_reward_curves
 from dohyo.lab.studies.qpbo_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
-from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig
+from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.training.config import ProgramName, option
 
 PolicyName = Literal["sumo", "iwae", "independent", "nade", "gru"]
@@ -136,14 +136,13 @@ class Policies(Study[PoliciesConfig]):
                 runs = {name: curves for name, curves in runs.items() if curves}
                 if not runs:
                     continue
-                stem = f"rewards_{size}" + ("_entropy" if kind == "entropy" else "")
-                for suffix in (".svg", ".png"):
-                    plot_reward_curves(runs, folder / f"{stem}{suffix}")
+                file = f"rewards_{size}{'_entropy' if kind == 'entropy' else ''}.png"
                 alt = (
                     "Mean reward of a batch and best reward so far against steps and against seconds, and the estimate of the "
                     f"policy's entropy against steps. Best rewards at the end: {found.ranking(size, kind)}."
                 )
-                pictures.append(Picture(f"{stem}.png", f"Policies on a random problem with {size} variables{words}", alt))
+                title = f"Policies on a random problem with {size} variables{words}"
+                pictures.append(save_picture(*plot_reward_curves(runs), folder, file, title, alt))
         return pictures
 
 

@@ -13,11 +13,13 @@ from dohyo.lab.plots.nll import plot_table
 from dohyo.lab.studies.published import PUBLISHED
 from dohyo.lab.studies.runs import train_replicas
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
-from dohyo.lab.studies.table1_findings import DATA, ROWS, Entry, Findings
+from dohyo.lab.studies.table1_findings import DATA, Entry, Findings
+from dohyo.lab.studies.table1_rows import ROWS
 from dohyo.lab.training.config import option
 
 SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]
-RowName = Literal["elbo", "iwae", "iwae-dreg", "jvi", "sumo-variance", "sumo", "symmetric-sumo", "multilevel-rr"]
+PaperRow = Literal["elbo", "iwae", "iwae-dreg", "jvi", "sumo-variance", "sumo", "symmetric-sumo", "multilevel-rr"]
+RowName = Literal[PaperRow, "iwae-ours", "sumo-ours", "chains"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class Table1(Study[Table1Config]):
         "smoke": Table1Config(
             sets=("digits",), costs=(5,), rows=("iwae", "sumo"), hidden=32, latent=8, epochs=2, test_terms=20, replicas=2
         ),
-        "small": Table1Config(sets=("digits",), hidden=64, latent=16, epochs=20, test_terms=200, short_sets=("mnist",)),
+        "small": Table1Config(
+            sets=("digits",), rows=get_args(PaperRow), hidden=64, latent=16, epochs=20, test_terms=200, short_sets=("mnist",)
+        ),
         "paper": Table1Config(),
     }
     picks = ("data", "cost", "estimator")
@@ -77,14 +81,16 @@ class Table1(Study[Table1Config]):
             for data in sets:
                 for cost in costs:
                     for row in rows:
-                        own = {"encoder": ROWS[row].encoder, "max_terms": ROWS[row].max_terms}
-                        options = {"data": data, "cost": cost, "estimator": row, **own, **numbers, **common}
+                        own = {"data": data, "cost": cost, "estimator": row, **ROWS[row].options(cost)}
+                        options = {**own, **numbers, **common}
                         cells.setdefault(f"{data}_{cost:03d}_{row}", options)
         return cells
 
     def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
-        config = DensityConfig(**options | {"estimator": ROWS[options["estimator"]].estimator}, device=self.config.device)
-        return DensityRun(folder, config)
+        options = options | {"estimator": ROWS[options["estimator"]].estimator}
+        if "chains" in options:
+            options["cost"] = options.pop("chains")
+        return DensityRun(folder, DensityConfig(**options, device=self.config.device))
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
         return train_replicas(self.run_of(name, options, folder), advance)

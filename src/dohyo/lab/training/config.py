@@ -217,8 +217,8 @@ class DrawsConfig(StepConfig):
     decay: Decay = option("linear", "Whether the learning rate falls; it is lowered after each check.")
     program: ProgramName = option(
         "plain",
-        "How the step is run; the numbers are the same up to rounding. Auto is plain here: captured is tested on a CPU, but not "
-        "yet measured on a GPU.",
+        "How the step is run; the numbers are the same up to rounding. Auto is plain here: a captured step takes a minute or two "
+        "to get ready on a GPU, and a short run is over by then.",
         resume=True,
     )
     tf32: bool = option(
