@@ -33,7 +33,8 @@ def _open_streams() -> None:
         except OSError:
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))  # noqa: SIM115
+            # Not the descriptor: since Python began without it, something else may have taken it for a while.
+            setattr(sys, name, open(os.devnull, "r" if descriptor == 0 else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -18,7 +18,7 @@ WEIGHTS = "0.5,1.5,-0.5,0.1\n0.2,0.3,0.4,0.5\n"
 def shell(command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     line = ["sh", "-c", command.replace("dohyo", f"{sys.executable} -m dohyo")]
     environment = real.environment() | variables
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=600, env=environment)
 
 
 @pytest.mark.slow

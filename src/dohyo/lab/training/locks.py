@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import os
 import platform
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +72,10 @@ def only_writer(*folders: Path, fabric: Fabric | None = None) -> Iterator[None]:
 
 
 def _holder(path: Path) -> str:
-    try:
-        return " ".join(path.read_text(encoding="utf-8", errors="replace").split())[:200] or "another process"
-    except OSError:
-        return "another process"
+    """Who has signed the lock; a moment passes between holding it and signing it."""
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            if name := " ".join(path.read_text(encoding="utf-8", errors="replace").split())[:200]:
+                return name
+        time.sleep(0.05)
+    return "another process"
