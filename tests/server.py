@@ -31,4 +31,4 @@ def use(address: str) -> None:
     """Fork from another process's server, which outlives this one."""
     if _own._forkserver_address != address:
         _own._forkserver_address, _own._forkserver_alive_fd = address, os.pipe()[1]
-        _own.ensure_running = resource_tracker.ensure_running
+    _own.ensure_running = resource_tracker.ensure_running  # a forked process knows the address, and would start another
