@@ -155,6 +155,7 @@ INPUTS = [
     Input("an unknown estimator", f"{TRAIN} --out a --estimator sumoo", "did you mean 'sumo'"),
     Input("an empty --out", f"{TRAIN} --out ''", "what follows --out is empty"),
     Input("an empty --out=", f"{TRAIN} --out=", "what follows --out is empty"),
+    Input("two dashes as --config", f"{TRAIN} --out a --config=--", "what follows --config is empty"),
     Input("a huge seed", f"{TRAIN} --out a --seed 18446744073709551615", "a seed is a whole number from 0"),
     Input("a negative seed", f"{TRAIN} --out a --seed -1", "a seed is a whole number from 0"),
     Input("a negative k-seed", f"{TRAIN} --out a --k-seed -1", "k_seed is -1"),

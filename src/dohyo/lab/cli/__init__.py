@@ -62,8 +62,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     for before, argument in pairwise(["dohyo", *arguments]):
         if "\0" in argument:
             raise DohyoError(f"what follows {before.replace('_', '-')} holds a null character; leave it out")
-        if argument == "" or (argument.startswith("--") and argument.endswith("=")):
-            what = (argument.rstrip("=") or before).replace("_", "-")
+        if argument == "" or (argument.startswith("--") and argument.endswith(("=", "=--"))):  # argparse takes "--" away
+            what = (argument.removesuffix("--").rstrip("=") or before).replace("_", "-")
             raise DohyoError(f"what follows {what} is empty; leave the option out, or give it a value")
     parser, own = _parser(arguments)
     config = parser.parse_args(arguments)
