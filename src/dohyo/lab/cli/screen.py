@@ -78,10 +78,10 @@ def measured(value: float, stderr: float | None) -> str:
     """A value and its standard error, with as many decimals as the error's first three digits, and at least three.
 
     Example:
-        >>> measured(-1.270583, 0.012472), measured(-90.1234, None)
-        ('-1.2706 ± 0.0125', '-90.123 ± ?')
+        >>> measured(-1.270583, 0.012472), measured(-90.1234, None), measured(2.5, -1.0)
+        ('-1.2706 ± 0.0125', '-90.123 ± ?', '2.500 ± -1.000')
     """
-    digits = max(3, 2 - math.floor(math.log10(stderr))) if stderr else 3
+    digits = max(3, 2 - math.floor(math.log10(stderr))) if stderr and stderr > 0 else 3  # one of a damaged file may be below 0
     return f"{value:.{digits}f} ± {number(stderr, digits)}"
 
 

@@ -61,13 +61,13 @@ def with_error(value: float | None, error: float | None) -> str:
     """A number with as many digits as its error bar allows.
 
     Example:
-        >>> with_error(25.8006, 0.1854), with_error(-1.2345, None), with_error(None, 0.1)
-        ('25.80 ± 0.19', '-1.234', '–')
+        >>> with_error(25.8006, 0.1854), with_error(-1.2345, None), with_error(None, 0.1), with_error(2.5, -1)
+        ('25.80 ± 0.19', '-1.234', '–', '2.5')
     """
     if _missing(value):
         return NOTHING
     assert value is not None
-    if _missing(error) or not error:
+    if _missing(error) or error is None or error <= 0:
         return number(value)
     decimals = min(6, max(0, 1 - math.floor(math.log10(error))))
     return f"{value:.{decimals}f} ± {error:.{decimals}f}"
