@@ -95,6 +95,7 @@ def test_cells_become_one_file(tmp_path: Path) -> None:
     assert [one["ended"] for one in replicas] == 2 * ["1 epochs, the study's limit"]
     assert [[record["epoch"] for record in curve] for curve in made["runs"]["iwae"]["curves"]] == [[1], [1]]
     assert [one["nll"] for one in made["annealed"]["48_steps"]["replicas"]["iwae"]] == [30.0, 31.0]
+    assert made["annealed"]["48_steps"]["test_nll"] == {"iwae": 30.5}
     models[f"{folder.name}.1"]["numbers"] = {"best_epoch": 7}
     weights.write_text(json.dumps({"options": {"steps": 48}, "models": models}))
     with pytest.raises(ValueError, match="annealed after epoch 7, and tested after 1"):
