@@ -44,7 +44,8 @@ def random_constants(steps: int, size: int, seed: int = 0) -> Constants:
         return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
 
     bridge = uniform(0, 1, steps).sort().values
-    constants = Constants(uniform(0.05, 0.3, steps, size), bridge, uniform(0, 1), uniform(1.0, 1.3, size))
+    mixing = torch.eye(size, dtype=torch.float64) + uniform(0, 1, size, size).triu(1) if steps % 2 == 0 else None
+    constants = Constants(uniform(0.05, 0.3, steps, size), bridge, uniform(0, 1), uniform(1.0, 1.3, size), mixing)
     constants.check()
     return constants
 
@@ -346,22 +347,27 @@ def test_exploding_chains_have_weight_zero() -> None:
 
 def test_constants_are_plain_data() -> None:
     model = LinearLayers()
-    annealed = Annealed(model, constants=random_constants(3, 2))
+    annealed = Annealed(model, constants=random_constants(4, 2))
     plain = json.loads(json.dumps(annealed.to_dict()))
     again = Annealed.from_dict(model, plain)
     assert again.to_dict() == plain
-    assert again.steps == 3
-    assert again.evaluations_per_weight == 10
+    assert again.steps == 4
+    assert again.evaluations_per_weight == 13
     assert Annealed.from_dict(model, json.loads(json.dumps(Annealed(model, 0).to_dict()))).steps == 0
+    old = {name: value for name, value in plain.items() if name != "mixing"}  # as version 0.2.0 wrote them
+    assert Annealed.from_dict(model, old).to_dict() == plain | {"mixing": None}
     wrong: list[tuple[object, str]] = [
         ([1, 2], "list"),
         ({"step": [[0.1]]}, "mapping of step, bridge, persistence, widening"),
         (plain | {"step": [["a"]]}, "other than numbers"),
-        (plain | {"step": [[0.1, -0.2]] * 3}, "step .* positive"),
-        (plain | {"bridge": [0.1, 0.2, 1.2]}, r"bridge .* in \[0, 1\]"),
+        (plain | {"step": [[0.1, -0.2]] * 4}, "step .* positive"),
+        (plain | {"bridge": [0.1, 0.2, 0.3, 1.2]}, r"bridge .* in \[0, 1\]"),
         (plain | {"bridge": [0.1, 0.2]}, r"\(T, d\)"),
         (plain | {"persistence": math.nan}, "persistence"),
         (plain | {"widening": [1.0, 1.0, 1.0]}, r"\(d,\)"),
+        (plain | {"mixing": [[1.0, 0.0]]}, r"mixing \(1, 2\)"),
+        (plain | {"mixing": [[1.0, math.inf], [0.0, 1.0]]}, "mixing .* finite"),
+        (plain | {"mixed": None}, "mapping of"),
     ]
     for data, message in wrong:
         with pytest.raises(DohyoError, match=message):
@@ -425,6 +431,8 @@ def test_tuning_climbs_and_leaves_the_weights_unbiased() -> None:
     assert tuned.steps == annealed.steps == 4
     assert tuned.bound > tuned.bound_before
     assert tuned.constants.step.shape == (4, 2)
+    assert tuned.constants.mixing is not None
+    assert Annealed(model, 4).tune(x, iterations=3, mixing=False).constants.mixing is None
     assert tuned.lost == 0
     assert not tuned.constants.step.requires_grad
     tuned.constants.check()
@@ -475,7 +483,7 @@ def test_tuning_survives_steps_that_are_far_too_long() -> None:
     assert float(tuned.constants.step.max()) < 0.2
     assert tuned.bound > tuned.bound_before
     wild = Annealed(model, constants=Constants.plain(4, scale=1e5))
-    wild.constants = tuning.climb(model, torch.zeros(8, 2, dtype=torch.float64), wild.constants, 10)[0]
+    wild.constants = tuning.climb(model, torch.zeros(8, 2, dtype=torch.float64), wild.constants, 10, True)[0]
     wild.constants.check()
     assert float(wild.constants.step.max()) < 1e4  # each iteration in which all are lost takes a factor of e
 

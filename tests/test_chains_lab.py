@@ -86,7 +86,7 @@ def test_stopped_and_resumed_it_ends_the_same(run: DensityRun, tmp_path: Path) -
 
 
 def test_constants_fit_the_checkpoint_also_if_tuning_gained_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    worse = lambda model, data, start, _: (dataclasses.replace(start, step=100 * start.step), 0)  # noqa: E731
+    worse = lambda model, data, start, *_: (dataclasses.replace(start, step=100 * start.step), 0)  # noqa: E731
     monkeypatch.setattr(tuning, "climb", worse)  # the start is kept, one value for all dimensions
     made = through(data=64, hidden=16, latent=4)
     tune_chains(made, DATA.valid[:20], 0, first=True)

@@ -33,16 +33,16 @@ class Annealed(nn.Module):
 
     .. math:: v'_1 \sim N(0, I), \qquad v'_t = \eta v_{t-1} + \sqrt{1 - \eta^2}\, \xi_t, \quad \xi_t \sim N(0, I)
 
-    .. math:: u_{t-1/2} = u_{t-1} + \tfrac12 h_t v'_t, \quad v_t = v'_t + h_t \nabla \log \pi_t(u_{t-1/2}), \quad
-              u_t = u_{t-1/2} + \tfrac12 h_t v_t
+    .. math:: u_{t-1/2} = u_{t-1} + \tfrac12 h_t M^\top v'_t, \quad v_t = v'_t + M h_t \nabla \log \pi_t(u_{t-1/2}), \quad
+              u_t = u_{t-1/2} + \tfrac12 h_t M^\top v_t
 
     .. math:: w = \frac{\tilde p(u_T)}{r(u_0)} \prod_{t=1}^T \frac{N(v_t; 0, I)}{N(v'_t; 0, I)}, \qquad E[w] = p(x)
 
-    for any constants h, beta, eta and any widening of r: leapfrogs keep volumes and can be undone, refreshes keep N(0, I), and
-    nothing is accepted or refused. One log-weight costs T gradients and one value of log p(x, z), which `evaluate` counts as
-    3 T + 1 evaluations. Where log-weights are differentiated, the gradient in theta (and in x) is that of log p(x, z) at the end
-    of the chain, held fixed, because E[w grad log p(x, z)] is the gradient of p(x). The encoder gets none: in training it follows
-    fresh samples of its own, see `bind_encoder`.
+    for any constants h (diagonal), M, beta, eta and any widening of r: leapfrogs keep volumes and can be undone, refreshes keep
+    N(0, I), and nothing is accepted or refused. One log-weight costs T gradients and one value of log p(x, z), which `evaluate`
+    counts as 3 T + 1 evaluations. Where log-weights are differentiated, the gradient in theta (and in x) is that of log p(x, z)
+    at the end of the chain, held fixed, because E[w grad log p(x, z)] is the gradient of p(x). The encoder gets none: in training
+    it follows fresh samples of its own, see `bind_encoder`.
 
     A chain that meets a gradient or a density that is not finite has weight zero and, where no gradient is asked for, is counted
     in `lost` (training counts in its record); E[w] is then below p(x), never above. Constants that were never tuned are safe but
@@ -92,7 +92,8 @@ class Annealed(nn.Module):
         device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
         like = torch.empty((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         for name in _NAMES if constants is not None else ():
-            setattr(self, name, getattr(constants, name).detach().to(like))
+            value = getattr(constants, name)
+            setattr(self, name, None if value is None else value.detach().to(like))
 
     @property
     def steps(self) -> int | None:
@@ -153,7 +154,7 @@ class Annealed(nn.Module):
         log_w = ends.log_ratio + self.model.log_joint(x, z)
         return torch.where(self._count(~ends.alive | ~log_w.isfinite()), torch.inf, log_w)
 
-    def tune(self, x: Tensor, *, iterations: int = 100, seed: int = 0, max_rows: int | None = None) -> Tuned:
+    def tune(self, x: Tensor, *, iterations: int = 100, seed: int = 0, max_rows: int | None = None, mixing: bool = True) -> Tuned:
         """Learn the constants on x, then freeze them; where no number of steps was given, choose that too.
 
         Adam climbs IWAE_8 of the annealed weights through the chains. The data to be evaluated are the best to tune on, and
@@ -165,8 +166,9 @@ class Annealed(nn.Module):
             iterations: Of Adam.
             seed: Of noise and minibatches. Random numbers outside are not touched; `evaluate` with the same seed draws others.
             max_rows: As for `evaluate`.
+            mixing: Learn the matrix M too, where z has at most 256 dimensions.
         """
-        tuned = tune(self, x, None if self._choose else self.steps, iterations, seed, max_rows)
+        tuned = tune(self, x, None if self._choose else self.steps, iterations, seed, max_rows, mixing)
         self.constants = tuned.constants
         return tuned
 

@@ -95,11 +95,12 @@ class Bridge:
 
     def _leapfrog(self, t: int, u: Tensor, v: Tensor, alive: Tensor, sign: int) -> tuple[Tensor, Tensor, Tensor]:
         """Drift, kick, drift: it keeps volumes, and with the sign turned it is undone."""
-        step = sign * self.constants.step[t]
-        u = u + step / 2 * v
+        step, mixing = sign * self.constants.step[t], self.constants.mixing
+        u = u + step / 2 * (v if mixing is None else v @ mixing)
         force = self._force(t, u)
-        v = v + step * force
-        u = u + step / 2 * v
+        kick = step * force
+        v = v + (kick if mixing is None else kick @ mixing.T)
+        u = u + step / 2 * (v if mixing is None else v @ mixing)
         # What is lost is set back to the middle of q, or a NaN would reach distributions that refuse it.
         alive = alive & (force.isfinite() & (u.abs() < FARTHEST)).all(-1)
         kept = alive[:, None]

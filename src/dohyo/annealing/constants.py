@@ -1,7 +1,7 @@
 """What a chain is made of besides the model: step sizes, bridge, persistence, widening. Any values leave E[w] = p(x)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -20,12 +20,14 @@ class Constants:
         bridge: (T,) in [0, 1]: how much of p(x, z), and how little of q, each leapfrog feels.
         persistence: () in [0, 1]: the share of the momentum that is kept from one leapfrog to the next.
         widening: (d or 1,): how many times as wide as q the law is from which chains start.
+        mixing: (d, d), the matrix M between momentum and movement, or None for the identity.
     """
 
     step: Tensor
     bridge: Tensor
     persistence: Tensor
     widening: Tensor
+    mixing: Tensor | None = None
 
     @classmethod
     def plain(cls, steps: int, scale: float = 1.0) -> Self:
@@ -42,12 +44,12 @@ class Constants:
     @property
     def size(self) -> int | None:
         """d, or None where all dimensions share a value."""
-        sizes = {self.step.shape[-1], len(self.widening)} - {1}
+        sizes = self._sizes()
         return sizes.pop() if sizes else None
 
     def like(self, x: Tensor) -> Self:
         """The same where x lives, in its precision."""
-        return type(self)(*(getattr(self, field.name).to(x) for field in fields(self)))
+        return self._map(lambda value: value.to(x))
 
     def of_size(self, size: int) -> Self:
         """The same with a value for each of `size` dimensions."""
@@ -55,21 +57,23 @@ class Constants:
 
     def frozen(self) -> Self:
         """The same, detached, on the CPU."""
-        return type(self)(*(getattr(self, field.name).detach().cpu() for field in fields(self)))
+        return self._map(lambda value: value.detach().cpu())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists of numbers for JSON."""
-        return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: None if value is None else value.tolist() for name, value in found.items()}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """What `to_dict` gave, checked."""
         names = [field.name for field in fields(cls)]
-        if not isinstance(plain, Mapping) or set(plain) != set(names):
+        if not isinstance(plain, Mapping) or set(plain) | {"mixing"} != set(names):
             came = sorted(map(str, plain)) if isinstance(plain, Mapping) else type(plain).__name__
             raise DohyoError(f"the constants of a chain came as {came}; they must be a mapping of {', '.join(names)}")
+        given = {name: value for name, value in plain.items() if name != "mixing" or value is not None}
         try:
-            found = {name: torch.tensor(plain[name], dtype=torch.float64) for name in names}
+            found = {name: torch.tensor(value, dtype=torch.float64) for name, value in given.items()}
         except (TypeError, ValueError) as error:
             raise DohyoError(f"the constants of a chain hold something other than numbers: {error}") from error
         if found["step"].numel() == 0:
@@ -80,16 +84,30 @@ class Constants:
 
     def check(self) -> None:
         """A DohyoError that names the first constant with a shape or value it cannot have."""
-        least, most = {"step": 0.0, "widening": 0.0}, {"bridge": 1.0, "persistence": 1.0}
-        for field, ndim in zip(fields(self), (2, 1, 0, 1), strict=True):
-            value = getattr(self, field.name)
-            low, high = least.get(field.name, -1e-30), most.get(field.name, math.inf)
-            if value.ndim != ndim or not bool((value.isfinite() & (value > low) & (value <= high)).all()):
-                bounds = "positive" if field.name in least else "in [0, 1]"
-                raise DohyoError(f"{field.name} of a chain must have {ndim} dimensions and be finite and {bounds}; it is {value}")
-        sizes = {self.step.shape[-1], len(self.widening)} - {1}
-        if len(self.bridge) != self.steps or len(sizes) > 1 or 0 in sizes:
+        limits: dict[str, tuple[int, float, float, str]] = {
+            "step": (2, 0.0, math.inf, "positive"),
+            "bridge": (1, -1e-30, 1.0, "in [0, 1]"),
+            "persistence": (0, -1e-30, 1.0, "in [0, 1]"),
+            "widening": (1, 0.0, math.inf, "positive"),
+            "mixing": (2, -math.inf, math.inf, "real"),
+        }
+        for name, (ndim, low, high, bounds) in limits.items():
+            value = getattr(self, name)
+            if value is not None and (value.ndim != ndim or not bool((value.isfinite() & (value > low) & (value <= high)).all())):
+                raise DohyoError(f"{name} of a chain must have {ndim} dimensions and be finite and {bounds}; it is {value}")
+        sizes, square = self._sizes(), self.mixing is None or self.mixing.shape[0] == self.mixing.shape[1]
+        if len(self.bridge) != self.steps or len(sizes) > 1 or 0 in sizes or not square:
+            mixing = None if self.mixing is None else tuple(self.mixing.shape)
             raise DohyoError(
-                f"step is {tuple(self.step.shape)}, bridge {tuple(self.bridge.shape)}, widening {tuple(self.widening.shape)}; "
-                "they must be (T, d), (T,) and (d,), where d may be 1 in either"
+                f"step is {tuple(self.step.shape)}, bridge {tuple(self.bridge.shape)}, widening {tuple(self.widening.shape)}, "
+                f"mixing {mixing}; they must be (T, d), (T,), (d,) and (d, d) or None, where d may be 1 in step and widening"
             )
+
+    def _sizes(self) -> set[int]:
+        """Every d that some constant says, 1 aside; they should agree."""
+        mixed = set() if self.mixing is None else set(self.mixing.shape)
+        return ({self.step.shape[-1], len(self.widening)} - {1}) | mixed
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed = {field.name: change(value) for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        return replace(self, **changed)

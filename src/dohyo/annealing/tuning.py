@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dohyo.annealing.chain import Source
+from dohyo.annealing.climbing import TERMS, climb
 from dohyo.annealing.constants import Constants
 from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 STEPS = (0, 4, 8, 16, 32, 64)  # 1 and 2 leapfrogs gain nothing
 SCALES = (1.0, 1.5, 0.5, 0.2, 0.05)  # of the step sizes that learning starts from
-TERMS, BATCH, RATE = 8, 8, 0.03
 PILOT, EVALUATIONS = 64, 1000  # data, and evaluations of p(x, z) for each
 FEW = 0.2  # of the data may have heavy weights where the encoder is called good
 MOST = 0.8  # of what the bound can gain; the longest chains with that much are taken
@@ -74,7 +73,9 @@ class Tuned:
         return plain
 
 
-def tune(annealed: "Annealed", x: Tensor, steps: int | None, iterations: int, seed: int, max_rows: int | None) -> Tuned:
+def tune(
+    annealed: "Annealed", x: Tensor, steps: int | None, iterations: int, seed: int, max_rows: int | None, mixing: bool
+) -> Tuned:
     """`Annealed.tune`."""
     if x.ndim == 0 or len(x) == 0 or iterations < 0:
         raise DohyoError(
@@ -82,7 +83,7 @@ def tune(annealed: "Annealed", x: Tensor, steps: int | None, iterations: int, se
         )
     with isolated(annealed, seed + SEED):
         data = x[torch.randperm(len(x)).to(x.device)]
-        pilot = _Pilot(annealed, data, iterations, seed + SEED, most_rows(x, max_rows))
+        pilot = _Pilot(annealed, data, iterations, seed + SEED, most_rows(x, max_rows), mixing)
         if steps is None:
             return pilot.choose()
         known = annealed.constants
@@ -92,15 +93,16 @@ def tune(annealed: "Annealed", x: Tensor, steps: int | None, iterations: int, se
 class _Pilot:
     """Shuffled data, the first of which are the pilot's, and what is done with them."""
 
-    def __init__(self, annealed: "Annealed", data: Tensor, iterations: int, seed: int, max_rows: int) -> None:
-        self.annealed, self.data, self.iterations, self.seed, self.max_rows = annealed, data, iterations, seed, max_rows
+    def __init__(self, annealed: "Annealed", data: Tensor, iterations: int, seed: int, max_rows: int, mixing: bool) -> None:
+        self.annealed, self.data, self.iterations, self.seed = annealed, data, iterations, seed
+        self.max_rows, self.mixing = max_rows, mixing
 
     def learn(self, start: Constants) -> Tuned:
         """Constants learnt from `start` on, unless they are worse on the pilot."""
         before = self.bounds(start)
         if start.steps == 0:
             return Tuned(0, start, float(before.mean()), float(before.mean()), (), 0)
-        learnt, lost = climb(self.annealed.model, self.data, start, self.iterations)
+        learnt, lost = climb(self.annealed.model, self.data, start, self.iterations, self.mixing)
         after = self.bounds(learnt)
         gain = float((after - before).clamp(-100, 100).mean())  # no lost chain may decide alone
         constants, bounds = (learnt, after) if gain >= 0 else (start, before)
@@ -131,59 +133,6 @@ class _Pilot:
         source = type(self.annealed)(self.annealed.model, constants=constants).bind(x)
         parts = [source(part) for part in rows(torch.full((len(x),), n), x.device).split(self.max_rows)]
         return torch.cat(parts).view(len(x), n).double().clamp(min=-1e30)
-
-
-def climb(model: Any, data: Tensor, start: Constants, iterations: int) -> tuple[Constants, int]:
-    """Adam on IWAE_8 through the chains, in minibatches of the data, and how many chains were lost meanwhile."""
-    learnt = _Learnt(start, Source(model, data[:1], start).size, data.device)
-    adam = torch.optim.Adam(learnt.parameters, RATE, (0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(1, iterations), RATE / 20)
-    size, lost = min(BATCH, len(data)), torch.zeros((), device=data.device)
-    own = rows(torch.full((size,), TERMS), data.device)
-    for i in range(iterations):
-        x = data[torch.arange(i * size, (i + 1) * size, device=data.device) % len(data)]
-        with torch.enable_grad():
-            ends = Source(model, x, learnt.constants(), learning=True)(own).forwards()
-            log_w = torch.where(ends.alive, ends.log_ratio + model.log_joint(x[own], ends.z), -torch.inf)
-            loss = -_log_mean(log_w.view(size, TERMS)).mean()
-        gradients = torch.autograd.grad(loss, learnt.parameters, allow_unused=True, materialize_grads=True)
-        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-        for parameter, gradient in zip(learnt.parameters, gradients, strict=True):
-            # A few minibatches have gradients a thousand times as long as the rest, and one with a lost chain may have none.
-            parameter.grad = (gradient / norm.clamp(min=1.0)).nan_to_num(0.0, 0.0, 0.0)
-        adam.step()
-        schedule.step()
-        gone = 1 - ends.alive.to(lost).mean()
-        learnt.parameters[0].data.sub_(gone)  # shorter steps lose fewer
-        lost += gone * len(own)
-    return learnt.constants().frozen(), round(float(lost))
-
-
-class _Learnt:
-    """Constants as unbounded parameters: a factor of the start's steps for each leapfrog, and one for each dimension."""
-
-    def __init__(self, start: Constants, size: int, device: torch.device) -> None:
-        self.start = start.like(torch.zeros((), dtype=torch.float64, device=device))
-        one, zero = self.start.bridge.new_ones(1), self.start.bridge.new_zeros(1)
-        increments = torch.cat([self.start.bridge, one]) - torch.cat([zero, self.start.bridge])
-        self.parameters = [
-            zero.new_zeros(start.steps, 1),
-            zero.new_zeros(1, size),
-            increments.clamp(min=1e-3).log(),
-            self.start.persistence.clamp(0.01, 0.999).logit(),
-            zero.new_zeros(size),
-        ]
-        for parameter in self.parameters:
-            parameter.requires_grad_()
-
-    def constants(self) -> Constants:
-        time, dimension, increments, persistence, widening = self.parameters
-        return Constants(
-            self.start.step * (time + dimension).exp(),
-            increments.softmax(0).cumsum(0)[:-1],
-            persistence.sigmoid(),
-            self.start.widening * widening.exp(),
-        )
 
 
 def preferred(seen: list[Tensor]) -> int:

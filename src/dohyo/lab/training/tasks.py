@@ -157,7 +157,7 @@ def tune_chains(model: Annealed, pilot: Tensor, seed: int, first: bool) -> None:
     """Tune chains again after the model has changed; `first`: from the beginning."""
     if first:
         model.constants = Constants.plain(model.steps or 0)
-    model.tune(pilot, iterations=40 if first else 10, seed=seed)
+    model.tune(pilot, iterations=40 if first else 10, seed=seed, mixing=False)  # a step stays as fast as it is
     model.constants = sized(model, pilot)
 
 
