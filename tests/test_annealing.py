@@ -28,7 +28,7 @@ from torch.distributions import (
 
 import dohyo
 from dohyo import Annealed, DohyoError
-from dohyo.annealing import Constants, chain, tuning
+from dohyo.annealing import Constants, chain, climbing, tuning
 from dohyo.annealing.chain import Source
 from dohyo.annealing.whitening import noise_size, whiten
 from dohyo.models import VAE, GaussianLVM, LatentVariableModel, TwoLayerVAE
@@ -447,6 +447,31 @@ def test_tuning_climbs_and_leaves_the_weights_unbiased() -> None:
     assert json.loads(json.dumps(tuned.to_dict()))["steps"] == 4
     warm = annealed.tune(x, iterations=5, seed=1)  # from what it has
     assert float((warm.constants.step / tuned.constants.step).log().abs().max()) < 0.2
+
+
+class Slanted:
+    """p(x, z) = N(z; 0, C) with strong correlations, of which q = N(0, I) knows nothing."""
+
+    law = MultivariateNormal(torch.zeros(4).double(), 0.95 * torch.ones(4, 4).double() + 0.05 * torch.eye(4))
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.law.log_prob(z)
+
+    def posterior(self, x: Tensor) -> Distribution:
+        return normal(torch.zeros_like(x), 1.0)
+
+    def log_weights(self, x: Tensor, rows: Tensor) -> Tensor:
+        q = self.posterior(x[rows])
+        z = q.sample()
+        return self.log_joint(x, z) - q.log_prob(z)
+
+
+def test_a_matrix_for_the_momentum_learns_what_dimensions_have_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(climbing, "SLOWLY", 1.0)  # four dimensions are few
+    x = torch.zeros(16, 4, dtype=torch.float64)
+    mixed, alone = (Annealed(Slanted(), 4).tune(x, iterations=60, mixing=mixing) for mixing in (True, False))
+    assert mixed.bound_before == alone.bound_before
+    assert mixed.bound - alone.bound > 0.1
 
 
 def test_tuning_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dohyo
 from dohyo import Annealed
+from dohyo.annealing import climbing
 from dohyo.annealing.chain import Source
 from dohyo.annealing.constants import Constants
 from dohyo.models import VAE, GaussianLVM, LatentVariableModel, TwoLayerVAE
@@ -70,6 +71,31 @@ def test_a_gpu_does_not_synchronise_inside_a_chain(model: LatentVariableModel) -
     finally:
         torch.cuda.set_sync_debug_mode("default")
         model.to("cpu")
+
+
+class Looking(VAE):
+    """The host sees a value of every density."""
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        log_p = super().log_joint(x, z)
+        return log_p if bool(log_p.isfinite().all()) else log_p - 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
+@pytest.mark.parametrize(("kind", "recordings"), [(VAE, 1), (Looking, 0)])
+def test_tuning_replays_a_recorded_iteration_unless_the_model_waits(
+    kind: type[VAE], recordings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    seen, record = [], climbing._recorded
+    monkeypatch.setattr(climbing, "_recorded", lambda work: seen.append(1) or record(work))
+    model = kind(30, 16, 5).cuda()
+    x = (2 * torch.rand(20, 30, device="cuda")).round().clamp(max=1)
+    tuned = Annealed(model, 4).tune(x)
+    assert sum(seen) == recordings
+    assert tuned.bound > tuned.bound_before
+    monkeypatch.setattr(climbing, "WORTH", 10**9)
+    assert Annealed(model, 4).tune(x).bound == pytest.approx(tuned.bound, abs=0.5 * (tuned.bound - tuned.bound_before))
 
 
 class Counting(VAE):
