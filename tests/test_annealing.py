@@ -425,7 +425,7 @@ def test_tuning_climbs_and_leaves_the_weights_unbiased() -> None:
     x, state, annealed = model.sample(40), torch.random.get_rng_state(), Annealed(model, 4)
     assert annealed.constants is not None
     plain = annealed.constants
-    tuned = annealed.tune(x)
+    tuned = annealed.tune(x, iterations=100)
     assert torch.equal(state, torch.random.get_rng_state())
     assert annealed.to_dict() == tuned.constants.to_dict()
     assert tuned.steps == annealed.steps == 4
@@ -442,7 +442,7 @@ def test_tuning_climbs_and_leaves_the_weights_unbiased() -> None:
     assert float(log_w.var(-1).mean()) < float(before.var(-1).mean())
     ratio = (log_w - model.exact(x).detach()[:, None]).exp()
     assert errors_off(ratio.mean(0), 1.0) < 4
-    again = Annealed(model, 4).tune(x)
+    again = Annealed(model, 4).tune(x, iterations=100)
     assert again.to_dict() == tuned.to_dict()
     assert json.loads(json.dumps(tuned.to_dict()))["steps"] == 4
     warm = annealed.tune(x, iterations=5, seed=1)  # from what it has

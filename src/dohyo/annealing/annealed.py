@@ -154,7 +154,7 @@ class Annealed(nn.Module):
         log_w = ends.log_ratio + self.model.log_joint(x, z)
         return torch.where(self._count(~ends.alive | ~log_w.isfinite()), torch.inf, log_w)
 
-    def tune(self, x: Tensor, *, iterations: int = 100, seed: int = 0, max_rows: int | None = None, mixing: bool = True) -> Tuned:
+    def tune(self, x: Tensor, *, iterations: int = 400, seed: int = 0, max_rows: int | None = None, mixing: bool = True) -> Tuned:
         """Learn the constants on x, then freeze them; where no number of steps was given, choose that too.
 
         Adam climbs IWAE_8 of the annealed weights through the chains. The data to be evaluated are the best to tune on, and
@@ -163,7 +163,7 @@ class Annealed(nn.Module):
 
         Args:
             x: Data, of which minibatches are drawn; the more like those to be evaluated the better.
-            iterations: Of Adam.
+            iterations: Of Adam. With 100 chains are hardly better than before, unless their steps were too long.
             seed: Of noise and minibatches. Random numbers outside are not touched; `evaluate` with the same seed draws others.
             max_rows: As for `evaluate`.
             mixing: Learn the matrix M too, where z has at most 256 dimensions.
