@@ -137,6 +137,7 @@ def _never_waits(work: Callable[[], object]) -> bool:
 def _recorded(work: Callable[[], None]) -> Callable[[], None]:
     """The same work as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
     graph.capture_begin()
     try:
         work()
