@@ -26,8 +26,7 @@ from dohyo.lab.targets import (
     check,
     target,
 )
-from dohyo.lab.targets.posteriors import DISTRESS, EFFECTS, ERRORS, TEMPERATURE
-from dohyo.lab.targets.quadrature import Quadrature
+from dohyo.lab.targets.posteriors import DISTRESS, EFFECTS, ERRORS, TEMPERATURE, Quadrature
 
 from stats import errors_off
 

@@ -15,10 +15,9 @@ from markupsafe import Markup
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.files import output_file, replacing
-from dohyo.lab.report.differences import differences
 from dohyo.lab.report.entries import Entry
 from dohyo.lab.report.grids import Cell, Grid, grid
-from dohyo.lab.report.runs import compare
+from dohyo.lab.report.runs import compare, differences
 
 _SIGNS = {True: "✓", False: "✕", None: "?"}  # beside the words, never alone
 

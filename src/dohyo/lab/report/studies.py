@@ -5,9 +5,8 @@ from pathlib import Path
 
 from dohyo.errors import DohyoError
 from dohyo.lab.folder import SCHEMA_VERSION, STUDY, VERDICTS, Conclusion, Values, check_values, read_json
-from dohyo.lab.report.entries import Entry, as_yaml, versions
+from dohyo.lab.report.entries import Entry, Figure, as_yaml, figure, versions
 from dohyo.lab.report.grids import Grid, duration, grid
-from dohyo.lab.report.pictures import Figure, figure
 
 _AGAIN = "let `dohyo reproduce` write it again"
 _STUDY = {
