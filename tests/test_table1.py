@@ -1,6 +1,7 @@
 """The study `table1`: its t-test, its claims, what is published, and the command killed, started again and added to."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dohyo import IWAE, evaluate
+from dohyo import IWAE, Annealed, evaluate
 from dohyo.lab.cli import main
 from dohyo.lab.data import load
 from dohyo.lab.experiments.density import DensityRun
+from dohyo.lab.folder import read_records
 from dohyo.lab.plots.nll import plot_table
 from dohyo.lab.studies.published import COSTS, PUBLISHED, SOURCES
-from dohyo.lab.studies.study import picked
+from dohyo.lab.studies.study import picked, reproduce
 from dohyo.lab.studies.table1 import Table1
 from dohyo.lab.studies.table1_findings import DATA, Entry, Findings
 from dohyo.lab.studies.table1_rows import ROWS
@@ -73,7 +75,7 @@ def test_one_cell_is_picked_and_sumo_is_trained_both_ways() -> None:
     assert "recipe" not in cells["mnist_050_sumo"]  # cells that are kept were made with these very options
     made = {name: study.run_of(name, cells[name], Path("none")).config for name in ("mnist_015_chains", "mnist_015_sumo-ours")}
     chains, ours = made.values()
-    assert (chains.estimator, chains.cost, chains.anneal, chains.schedule) == ("iwae", 2, 8, "cosine")
+    assert (chains.estimator, chains.cost, chains.anneal, chains.schedule, chains.epochs) == ("iwae", 2, 8, "cosine", 875)
     assert (ours.estimator, ours.cost, ours.encoder, ours.recipe) == ("sumo", 15, "dreg", "ours")
     assert len(Table1.at("small").cells()) == 3 * 8 + 2
 
@@ -184,6 +186,35 @@ def test_killed_it_goes_on_and_another_command_adds_a_cell(
     assert "was made with epochs 4, and 5 is wanted now" in capsys.readouterr().err
 
 
+def test_chains_follow_samples_and_go_on_after_a_kill_in_either_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that was killed twice, and moved meanwhile, ends with the numbers of one that was not."""
+    tune = Annealed.tune
+    monkeypatch.setattr(Annealed, "tune", lambda *given, **known: tune(*given, **known | {"iterations": 1}))  # most of the time
+    monkeypatch.setattr(DensityRun, "_plot", lambda *given: None)
+    options = {"epochs": 16, "rows": ("chains",), "hidden": 8, "latent": 2, "test_terms": 5, "device": "cpu"}
+    study, name = Table1.at("smoke", **options), "digits_005_chains"
+    whole = reproduce(study, tmp_path / "whole")["cells"][name]["result"]
+
+    def killed(cell: str, done: float, total: int, at: float) -> None:
+        if done >= at:
+            raise KeyboardInterrupt
+
+    for before, after, at in (("a", "b", 0.4), ("b", "c", 0.85)):
+        with pytest.raises(KeyboardInterrupt):
+            reproduce(study, tmp_path / before, partial(killed, at=at))
+        (tmp_path / before).rename(tmp_path / after)
+    assert not (tmp_path / "c" / "cells" / f"{name}.json").exists()
+    again = reproduce(study, tmp_path / "c")["cells"][name]["result"]
+    first, second = whole["stages"]
+    assert (first["epochs"], second["epochs"], again["epochs"]) == (12, 4, [16, 16])
+    assert sum(first["decoder_passes"].values()) == sum(second["decoder_passes"].values()) == 15
+    assert [again[key] for key in ("test_nll", "test_nll_annealed")] == [whole[key] for key in ("test_nll", "test_nll_annealed")]
+    work = tmp_path / "c" / "work" / name
+    rates = [[record["learning_rate"] for record in read_records(work / stage / "replica_1")] for stage in ("first", "")]
+    assert rates[0] == [1e-3] * 12
+    assert rates[1] == sorted(rates[1], reverse=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -191,6 +222,7 @@ def test_killed_it_goes_on_and_another_command_adds_a_cell(
         (["--sets", '["minst"]'], "unknown sets 'minst': did you mean 'mnist'"),
         (["--replicas", "1"], "replicas is 1; it must be at least 2"),
         (["--costs", "[1]"], "each must be at least 5"),
+        (["--rows", "[chains]", "--epochs", "1"], "the row chains needs at least 2"),
         (["--estimator", "sume"], "did you mean 'sumo'"),
     ],
 )

@@ -124,7 +124,7 @@ def _check_alike(configs: Sequence[StepConfig]) -> None:
     first = identity(configs[0])
     for config in configs[1:]:
         for key, value in identity(config).items():
-            if key not in ("seed", "init_from") and value != first[key]:  # what they begin with is read before
+            if key != "seed" and value != first[key]:
                 raise DohyoError(f"{key} is {value} and {first[key]}; runs that are trained together differ in seed alone")
         if config.k_seed is None:
             raise DohyoError("runs that are trained together have one k_seed; set it, to the seed of the first, say")

@@ -76,7 +76,7 @@ class Policies(Study[PoliciesConfig]):
     picks = ("policy", "variables", "entropy")
 
     def cells(self) -> dict[str, Cell]:
-        """As in the paper, entropy on the last problem alone. The policies take turns: a busy machine slows all of them."""
+        """The policies take turns: a busy machine slows all of them."""
         c = self.config
         common = {key: getattr(c, key) for key in ("hidden", "cost", "epsilon")}
         return {
@@ -93,7 +93,6 @@ class Policies(Study[PoliciesConfig]):
             for size, seconds in zip(c.sizes, c.seconds, strict=True)
             for replica in range(c.replicas)
             for kind, weight in (("plain", 0.0), ("entropy", c.entropy_weight))
-            if kind == "plain" or size == c.sizes[-1]
             for policy in c.policies
         }
 

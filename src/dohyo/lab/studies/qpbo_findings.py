@@ -55,19 +55,20 @@ class Findings:
     def conclusions(self) -> list[Conclusion]:
         found = []
         faster = "latent policies explore faster than an autoregressive one"
+        expressive = "latent policies are more expressive than an independent one, which ends in a local minimum"
+        better = "with entropy IWAE performs like the independent policy, SUMO better"
         for size in self.sizes:
-            said = "latent policies are more expressive than an independent one, which ends in a local minimum"
-            found.append(self._above("independent", size, "plain", said, ended=True))
-            found += [self._above(rival, size, "plain", faster) for rival in ("gru", "nade")]
-        for size in self.sizes[-1:]:  # the paper rewards entropy on its larger problem alone
-            said = "with entropy IWAE performs like the independent policy, SUMO better"
             found += [
+                self._above("independent", size, "plain", expressive, ended=True),
+                self._above("gru", size, "plain", faster),
+                self._above("nade", size, "plain", faster),
                 self._decent(size),
                 self._entropy_helps(size),
                 self._above("iwae", size, "entropy", "SUMO works with entropy, IWAE is unstable", ended=True),
-                self._above("independent", size, "entropy", said, ended=True),
+                self._above("independent", size, "entropy", better, ended=True),
                 self._slower("gru", size),
                 self._slower("nade", size),
+                *(self._ended(size, kind) for kind in KINDS),
             ]
         return [one for one in [*found, self._possible("iwae"), self._possible("sumo")] if one is not None]
 
@@ -133,6 +134,15 @@ class Findings:
             return None
         claim = f"With entropy every policy finds better with {size} variables, in the same time"
         return Conclusion(claim, "all policies improve significantly", f"best reward: {'; '.join(texts)}", all_hold(verdicts))
+
+    def _ended(self, size: int, kind: str) -> Conclusion | None:
+        gains = {policy: _late_gain(runs) for policy in NAMES if (runs := self.runs(policy, size, kind))}
+        if not gains:
+            return None
+        claim = f"With {size} variables, {KINDS[kind]}, no policy's best reward rises any more after {self.seconds[size]:g} s"
+        each = ", ".join(f"{NAMES[policy]} {gain:+.1%}" for policy, gain in gains.items())
+        text = f"its rise in the last quarter of the time, {_RISING:.0%} at most where it has ended: {each}"
+        return Conclusion(claim, "", text, max(gains.values()) <= _RISING)
 
     def _slower(self, policy: str, size: int) -> Conclusion | None:
         own, other = ([run["seconds_per_step"] for run in self.runs(name, size, "plain")] for name in (policy, "sumo"))

@@ -11,7 +11,7 @@ from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.nll import plot_table
 from dohyo.lab.studies.published import PUBLISHED
-from dohyo.lab.studies.runs import train_replicas
+from dohyo.lab.studies.runs import complete, train_replicas
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.studies.table1_findings import DATA, Entry, Findings
 from dohyo.lab.studies.table1_rows import ROWS
@@ -47,6 +47,9 @@ class Table1Config(StudyConfig):
         self._at_least(replicas=2)
         if min((*self.costs, *self.short_costs), default=0) < 5:
             raise DohyoError(f"costs are {self.costs} and {self.short_costs}; each must be at least 5, for SUMO's law")
+        for epochs, rows in ((self.epochs, self.rows), (self.short_epochs, self.short_rows if self.short_sets else ())):
+            if "chains" in rows and epochs < 2:
+                raise DohyoError(f"epochs is {epochs}; the row chains needs at least 2, some by samples and then some by chains")
 
 
 class Table1(Study[Table1Config]):
@@ -81,19 +84,37 @@ class Table1(Study[Table1Config]):
             for data in sets:
                 for cost in costs:
                     for row in rows:
-                        own = {"data": data, "cost": cost, "estimator": row, **ROWS[row].options(cost)}
+                        own = {"data": data, "cost": cost, "estimator": row, **ROWS[row].options(cost, numbers["epochs"])}
                         options = {**own, **numbers, **common}
                         cells.setdefault(f"{data}_{cost:03d}_{row}", options)
         return cells
 
     def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:
-        options = options | {"estimator": ROWS[options["estimator"]].estimator}
-        if "chains" in options:
-            options["cost"] = options.pop("chains")
-        return DensityRun(folder, DensityConfig(**options, device=self.config.device))
+        return self._runs(options, folder)[-1]
+
+    def _runs(self, options: Cell, folder: Path) -> list[DensityRun]:
+        """The runs of a cell, each of which begins with the last one's best parameters: two where chains follow samples."""
+        options = options | {"estimator": ROWS[options["estimator"]].estimator, "device": self.config.device}
+        if "chains" not in options:
+            return [DensityRun(folder, DensityConfig(**options))]
+        chains, steps, last = (options.pop(key) for key in ("chains", "anneal", "chain_epochs"))
+        constant = {"schedule": "plateau", "lr_patience": 10**9, "stop_patience": 10**9, "average": 0, "test_terms": 1}
+        stages = {
+            folder / "first": {"epochs": options["epochs"] - last, **constant},
+            folder: {"epochs": last, "cost": chains, "anneal": steps, "init_from": folder / "first"},
+        }
+        return [DensityRun(own, DensityConfig(**options | stage, learning_rate=1e-3)) for own, stage in stages.items()]
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
-        return train_replicas(self.run_of(name, options, folder), advance)
+        *before, last = runs = self._runs(options, folder)
+        first = sum(run.config.epochs for run in before) / options["epochs"]
+        for run in before:
+            complete(run, lambda share: advance(share * first))
+        result = train_replicas(last, lambda share: advance(first + share * (1 - first)))
+        if before:
+            result["stages"] = [{key: (run.result or {})[key] for key in ("epochs", "decoder_passes", "seconds")} for run in runs]
+            result["epochs"] = [options["epochs"]] * options["replicas"]
+        return result
 
     def _findings(self, cells: dict[str, Cell]) -> Findings:
         return Findings([Entry(options, cells[name]) for name, options in self.cells().items() if name in cells])

@@ -191,7 +191,7 @@ def _copied(values: dict[str, Any]) -> dict[str, Any]:
 
 def identity(config: StepConfig) -> dict[str, Any]:
     """The part of a config that a resumed run must not change, as plain data."""
-    free = resumable_fields(config)
+    free = {*resumable_fields(config), "init_from"}  # a checkpoint holds what began with it, and the folder may have been moved
     return {key: value for key, value in as_values(config).items() if key not in free}
 
 
