@@ -8,7 +8,7 @@ from typing import Any
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.lab.evaluations import Saved, is_current, load_evaluation
-from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, Values, read_config, read_records, read_result
+from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, read_config, read_records, read_result
 from dohyo.lab.report.beside import notices, read_beside
 from dohyo.lab.report.entries import Entry, Figure, as_yaml, figure, versions
 from dohyo.lab.report.grids import NOTHING, Cell, Grid, duration, grid, number, with_error
@@ -81,17 +81,13 @@ def _entry(kind: Kind) -> Entry:
             *[(word.capitalize(), number(result[word])) for word in ("epochs", "steps") if word in result],
             ("Time", seconds.text),
             ("Versions", versions(result.get("versions")) or NOTHING),
-            *([("Verdict", reason)] if (reason := _reason(result)) else []),
+            *([("Verdict", str(reason))] if (reason := (result.get("verdict") or {}).get("reason")) else []),
             ("Folder", str(folder)),
         ],
         config=as_yaml(config),
         more=[*more, *([("Every number", [grid("", ["name", "value"], numbers)], [])] if numbers else [])],
         compared={**compared, "time": seconds},
     )
-
-
-def _reason(result: Values) -> str:
-    return str((result.get("verdict") or {}).get("reason") or "")
 
 
 def _state(kind: Kind) -> str:
