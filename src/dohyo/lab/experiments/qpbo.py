@@ -200,7 +200,8 @@ class Optimise(OnDraws):
         restart, _ = config.restart(state.progress.step)
         if restart > self.restart:  # it may be less where --steps was raised: the last training continues
             self.restart = restart
-            with torch.random.fork_rng(devices=[]):  # parameters are made on the CPU
+            device = next(state.model.parameters()).device  # the seed of the parameters must not become that of its noise
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 state.model.load_state_dict(config.build_policy(self.best.problem.variables, restart).state_dict())
             for kept in state.optimiser.state.values():  # in place: a captured step holds these tensors
                 for value in kept.values():
