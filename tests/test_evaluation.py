@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from dohyo import ELBO, IWAE, SUMO, Finite, MultilevelRR, SymmetricSUMO, compare, evaluate
-from dohyo.evaluation import summarise
+from dohyo.evaluation import data_at_a_time, summarise
 from dohyo.models import VAE
 
 from problems import LinearGaussian
@@ -140,6 +140,20 @@ def test_batches_of_any_kind(data: Tensor) -> None:
     loaded = evaluate(PROBLEM, loader, IWAE(3))
     assert compare(whole, loaded).difference == pytest.approx(0, abs=0.5)
     assert len(loaded.khat) == len(generator.khat) >= 8
+
+
+@pytest.mark.parametrize(
+    ("device", "estimator", "max_rows", "expected"),
+    [
+        ("cpu", IWAE(1), None, 100),
+        ("meta", IWAE(64), None, 3125),
+        ("meta", IWAE(64), 12_800, 200),
+        ("meta", IWAE(5000), None, 100),
+    ],
+)
+def test_data_at_a_time(device: str, estimator: IWAE, max_rows: int | None, expected: int) -> None:
+    """Off the CPU, as many as fill `max_rows`: with 100 at a time an H200 took 13 s instead of 2 for 10,000 images."""
+    assert data_at_a_time(torch.empty(2, 3, device=device), estimator, max_rows) == expected
 
 
 def test_compare_pairs_the_data(data: Tensor) -> None:

@@ -112,7 +112,7 @@ def evaluate(
     replicates: int = 1,
     target_stderr: float | None = None,
     confidence: float = 0.95,
-    batch_size: int = 100,
+    batch_size: int | None = None,
     max_rows: int | None = None,
     khat_data: int | None = None,
     khat_samples: int | None = None,
@@ -129,20 +129,23 @@ def evaluate(
         replicates: Independent estimates for each datum.
         target_stderr: The `noise_stderr` to reach. A pilot fixes the number of replicates and is discarded, because stopping
             when the numbers look good would bias them.
+        batch_size: The data bound to the model at a time, where `data` is a tensor. None: 100 on a CPU, elsewhere as many as
+            give `max_rows` rows, but 100 at least.
         max_rows: The most rows given to the model at a time, which bounds memory. None: 2,000 on a CPU, where small batches
             are fastest, and 200,000 elsewhere.
         khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it. None:
             such that it takes about a fifth of all weights, but 8 to 64 data and 200 to 500 weights.
         progress: Called after each batch with the number of data done.
     """
-    whole("batch_size", batch_size)
+    if batch_size is not None:
+        whole("batch_size", batch_size)
     check_sizes(len(data) if isinstance(data, Tensor) else 1, replicates, max_rows)
     if not 0 < confidence < 1:
         raise DohyoError(f"confidence is {confidence}; it must lie strictly between 0 and 1")
     if target_stderr is not None:
         check_target(target_stderr, estimator)
     if isinstance(data, Tensor):
-        batches: Iterable[Any] = data.split(batch_size) if len(data) else ()
+        batches: Iterable[Any] = data.split(batch_size or data_at_a_time(data, estimator, max_rows)) if len(data) else ()
     else:
         batches = list(data) if isinstance(data, Iterator) else data  # they are read more than once
     spent = 0
@@ -202,6 +205,11 @@ def _depths(seed: int) -> torch.Generator:
 def most_rows(x: Tensor, wanted: int | None) -> int:
     """How many rows a model is given at a time."""
     return wanted or (2_000 if x.device.type == "cpu" else 200_000)
+
+
+def data_at_a_time(x: Tensor, estimator: Estimator, max_rows: int | None) -> int:
+    """How many data a model is bound to: a GPU is idle most of the time unless there are enough rows."""
+    return 100 if x.device.type == "cpu" else max(100, int(most_rows(x, max_rows) / estimator.expected_cost))
 
 
 def checksum(x: Tensor, before: int = 0) -> int:
