@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim.adam import adam
 
 from dohyo.lab.fast.finish import Finish, Totals
-from dohyo.lab.fast.flat import flattened
+from dohyo.lab.fast.stacked import flattened
 from dohyo.packing import even, through_tables
 
 _OPTIONS = {"combo_kernels": True}  # independent kernels become one launch on a GPU
