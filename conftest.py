@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 # test_report has a run of every command with its pictures; those of the studies are rendered where their numbers are checked.
-RENDERED = ("test_plots", "test_plots_densities", "test_plots_rewards", "test_report", "test_report_page", "test_studies")
+RENDERED = (
+    "test_blocks", "test_plots", "test_plots_densities", "test_plots_rewards", "test_report", "test_report_page", "test_studies",
+)  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,7 @@
 """Make the tables of results in README.md and the docs anew from results/NAME/study.json, and from the files named below.
 
 `full_length` and `full_length_conclusions` are the paper's table 1 from all that was trained at full length, `unbiased` its
-differences, with those of shorter runs.
+differences, with those of shorter runs. `answer`, `pooled`, `encoder`, `missing` and `chains` are made by docs/better_model.py.
 
     python docs/tables.py            # writes them
     python docs/tables.py --check    # says which are not as the results are, and writes nothing
@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import better_model
 from blocks import conclusions, filled, table
 
 import full_length
@@ -130,10 +131,16 @@ def made_table(name: str) -> str:
 
 def made_at_full_length() -> dict[str, Callable[[], str]]:
     """Blocks that are made of several files, which are read once they are needed."""
+    results = ROOT / "results"
     return {
-        "unbiased": lambda: table(full_length.unbiased(ROOT / "results")),
-        "full_length": lambda: table(full_length.table(full_length.read(ROOT / "results"))),
-        "full_length_conclusions": lambda: conclusions(full_length.conclusions(full_length.read(ROOT / "results"))),
+        "answer": lambda: better_model.answer(full_length.read(results)),
+        "pooled": lambda: table(better_model.table(full_length.read(results))),
+        "encoder": lambda: better_model.encoder(full_length.read(results)),
+        "missing": lambda: better_model.missing(full_length.read(results)),
+        "chains": lambda: better_model.chains(results),
+        "unbiased": lambda: table(full_length.unbiased(results)),
+        "full_length": lambda: table(full_length.table(full_length.read(results))),
+        "full_length_conclusions": lambda: conclusions(full_length.conclusions(full_length.read(results))),
     }
 
 

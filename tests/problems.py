@@ -16,7 +16,7 @@ from dohyo import Estimator
 from dohyo.annealing import chain
 from dohyo.annealing.chain import Bridge
 from dohyo.models import ExactPolicy, IndependentPolicy, LatentPolicy, LatentVariableModel
-from dohyo.models.two_layer import _Chain
+from dohyo.models.vae import _Chain
 
 
 class LinearGaussian:

@@ -231,6 +231,29 @@ def test_outside_training_a_mark_is_nothing() -> None:
     assert torch.equal(z.grad, torch.ones(3, 2))
 
 
+def test_a_mark_is_the_same_to_vmap_as_without_it() -> None:
+    """With and without a factor, which multiplies the gradient of each row."""
+
+    def gradient(z: Tensor, factor: Tensor | None) -> Tensor:
+        with marking() as marks:
+            outside = dohyo.proposed(z * 3.0)
+        total = (outside**2).sum() + (0.0 if factor is None else (marks[0].factor * factor).sum())
+        return torch.autograd.grad(total, z)[0]
+
+    z, factor = torch.randn(3, 2, requires_grad=True), torch.tensor([2.0, 0.0, -1.0])
+    torch.testing.assert_close(gradient(z, None), 18 * z.detach())
+    torch.testing.assert_close(gradient(z, factor), 18 * z.detach() * factor[:, None])
+
+    def mapped(z: Tensor) -> Tensor:
+        with marking() as marks:
+            outside = dohyo.proposed(z * 3.0)
+        return (outside**2).sum() + (marks[0].factor * factor).sum()
+
+    pair = torch.stack([z.detach(), -z.detach()]).requires_grad_()
+    (both,) = torch.autograd.grad(torch.func.vmap(mapped)(pair).sum(), pair)
+    torch.testing.assert_close(both[0], gradient(z, factor))
+
+
 def test_a_policy_whose_samples_all_earn_the_same_still_trains_its_encoder() -> None:
     """theta's coefficients are then zero, by which phi's cannot be divided."""
     torch.manual_seed(0)

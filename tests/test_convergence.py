@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dohyo.lab.studies.convergence import Convergence
+from dohyo.lab.studies.convergence import Convergence, Toy, toy_data
 from dohyo.lab.studies.convergence_findings import Findings
 from dohyo.lab.studies.differences import SERIES, coefficients, cross_moments, difference, second_moments, weights_needed
-from dohyo.lab.studies.toy import Toy, toy_data
 from dohyo.lab.studies.verdicts import Rate, cross_rate, rate
 from real import command, finished, picture
 

@@ -236,6 +236,21 @@ def test_empty_blocks_with_a_coefficient(estimator: Estimator, log_w: list[float
         assert float(gradient.sum()) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("estimator", [*UNCENTRED, *CENTRED], ids=repr)
+@pytest.mark.parametrize("extra", [0, 2])
+def test_slopes_are_the_gradient_to_the_last_bit(estimator: Estimator, extra: int) -> None:
+    """With weights of zero and whole rows of them; IWAE's are in closed form."""
+    log_w, counts = draw(estimator, seed=3, batch=40, extra=extra, spread=20.0)
+    log_w[0], log_w[1:9, 0] = -torch.inf, -torch.inf
+    leaf = log_w.clone().requires_grad_()
+    value = estimator.reduce(leaf, counts)
+    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    found, slopes = estimator.slopes(log_w, counts)
+    assert not found.requires_grad
+    assert torch.equal(found, value.detach())
+    assert torch.equal(slopes, gradient)
+
+
 # -- plans and costs ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("estimator", UNCENTRED, ids=repr)
 def test_plan(estimator: Estimator) -> None:

@@ -16,7 +16,7 @@ from dohyo.lab.studies.table1_findings import Entry, Findings
 from benchmarks.full_length import main as collect
 
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
-blocks, full_length = importlib.import_module("blocks"), importlib.import_module("full_length")
+blocks, full_length, better_model = (importlib.import_module(name) for name in ("blocks", "full_length", "better_model"))
 
 
 def file_of(folder: Path, name: str, runs: dict[str, tuple[float, float | None]], ended: str = "3,500 epochs, the limit") -> None:
@@ -75,6 +75,49 @@ def test_unbiased_rows_less_iwae(tmp_path: Path) -> None:
         row[:4] for row in rows
     ]
     assert rows[5:] == [["MNIST, 5, 3,500", "SUMO, the paper's encoder", "IWAE", "-0.10 ± 0.02", "+0.20 ± 0.02"]]
+
+
+def answer_to(folder: Path, bound: list[float], annealed: list[float | None]) -> str:
+    """What is said of SUMO less IWAE, both with DReG, if these are the differences."""
+    places = ("mnist_cost_5", "mnist_cost_15", "omniglot_cost_5", "omniglot_cost_50")
+    for place, one, other in zip(places, bound, annealed, strict=False):
+        sumo = (85.0 + one, None if other is None else 84.0 + other)
+        file_of(folder, place, {"iwae-dreg": (85.0, 84.0), "sumo": sumo, "iwae": (85.5, 84.5)})
+    return str(better_model.answer(full_length.read(folder)))
+
+
+def test_the_answer_follows_the_places(tmp_path: Path) -> None:
+    """Student's t over the places, by both yardsticks: yes, no or open, and no interval for two places."""
+    two = answer_to(tmp_path, [-0.2, -0.3], [-0.2, -0.3])
+    assert two.startswith("**These runs cannot tell.**")
+    assert "SUMO less IWAE is -0.25 nats by IWAE-5000 and -0.25 nats by annealed weights, the mean of 2 places" in two
+    low, high = [-0.2, -0.2, -0.3], [0.2, 0.2, 0.3]
+    yes = answer_to(tmp_path, low, low)
+    assert yes.startswith("**Yes, in these runs.**")
+    assert "-0.23 ± 0.14 nats by IWAE-5000" in yes  # the standard deviation of low, over the root of 3, times 4.303
+    assert "below zero at 3 of 3 by IWAE-5000" in yes
+    assert answer_to(tmp_path, high, high).startswith("**No, a worse one in these runs.**")
+    wide = answer_to(tmp_path, low, [-0.1, -0.2, -0.3])
+    assert wide.startswith("**These runs cannot tell.** ")
+    assert "-0.20 ± 0.25 nats by annealed weights" in wide
+    assert "One yardstick can tell that from zero, and the other cannot" in wide
+    assert "-0.20 nats by annealed weights (at MNIST at 5, MNIST at 15 alone)" in answer_to(tmp_path, low, [-0.1, -0.3, None])
+
+
+def test_what_the_better_model_page_says_besides(tmp_path: Path) -> None:
+    answer_to(tmp_path, [-0.2, -0.2, -0.3, -0.3], [-0.2, -0.2, -0.3, -0.3])
+    file_of(tmp_path, "omniglot_cost_50", {"iwae-dreg": (85.0, 84.0), "sumo": (80.0, 80.0)}, ended="stopped from outside")
+    cells = full_length.read(tmp_path)
+    rows = [[cell.text for cell in row] for row in better_model.table(cells).rows]
+    places = "MNIST at 5, MNIST at 15, OMNIGLOT at 5"  # not the one that was stopped
+    assert rows[0] == ["SUMO, DReG encoder", "IWAE, DReG encoder", places, *2 * ["-0.23 ± 0.14", "0.02", "3 of 3"]]
+    assert better_model.encoder(cells).startswith("**The encoder matters more than the estimator.** The DReG encoder changes")
+    answer_to(tmp_path, [-0.7] * 3, [-0.4] * 3)
+    assert "matters by one yardstick more than" in better_model.encoder(full_length.read(tmp_path))
+    missing = better_model.missing(cells)
+    assert "MNIST at 5: SUMO, the paper's encoder. " in missing
+    assert "MNIST at 50: all four. " in missing
+    assert "OMNIGLOT at 50: all four." in missing
 
 
 def test_cells_become_one_file(tmp_path: Path) -> None:

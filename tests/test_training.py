@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import pickle
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from dohyo import IWAE, SUMO, MultilevelRR
 from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import Dataset, load
 from dohyo.lab.training.config import Progress
-from dohyo.lab.training.log import read_records
+from dohyo.lab.training.log import RunLog, read_records
 from dohyo.lab.training.loop import Diverged
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import CHECKPOINT, load_checkpoint
@@ -280,3 +282,18 @@ def test_validation_is_an_evaluation_that_leaves_the_data_where_they_are(
     monkeypatch.setattr("dohyo.evaluation.checksum", None)  # it takes the data to the host, replica by replica, epoch by epoch
     assert validation_nll(model, valid, config, launch("cpu")) == -whole.mean * len(valid) / len(valid)
     assert len(valid) > 1000  # in more than one batch
+
+
+def test_a_ctrl_c_in_tensorboards_queue_does_not_delay_the_end(tmp_path: Path) -> None:
+    """`Condition.notify` interrupted before it forgets whom it woke wakes the same one again, not the thread that waits."""
+    log = RunLog(tmp_path, 0)
+    log.append({"epoch": 1, "valid_nll": 1.0})
+    waiters = log.writer.file_writer.event_writer._async_writer._byte_queue.not_empty._waiters
+    while not waiters:  # until the thread that writes waits for more
+        time.sleep(0.01)
+    woken = threading.Lock()
+    woken.acquire()
+    waiters.appendleft(woken)
+    begun = time.monotonic()
+    log.close()
+    assert time.monotonic() - begun < 10

@@ -92,6 +92,14 @@ class Estimator(ABC):
         paths = self.paths(torch.where(own, log_w.double(), -torch.inf))
         return pick(paths, self.depth(counts)[:, None], by_sum=paths.is_cuda)
 
+    def slopes(self, log_w: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """What `reduce` returns, without a graph, and the derivatives of the estimates by their log-weights, (batch, width)."""
+        leaf = log_w.detach().double().requires_grad_()
+        with torch.enable_grad():
+            estimates = self.reduce(leaf, counts)
+            (found,) = torch.autograd.grad(estimates.sum(), leaf)
+        return estimates.detach(), found
+
     def fold(self, count: int) -> Fold | None:
         """`reduce` for one datum whose `count` log-weights come in pieces, at a memory that does not grow with their number;
         None where the arithmetic needs all of them at once."""

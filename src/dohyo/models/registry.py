@@ -8,8 +8,7 @@ from torch import nn
 
 from dohyo.errors import DohyoError
 from dohyo.models.latent import LatentVariableModel
-from dohyo.models.two_layer import TwoLayerVAE
-from dohyo.models.vae import VAE
+from dohyo.models.vae import VAE, TwoLayerVAE
 from dohyo.names import nearest, users_object
 
 MODELS: dict[str, type[LatentVariableModel]] = {"vae": VAE, "vae2": TwoLayerVAE}

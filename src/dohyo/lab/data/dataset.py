@@ -104,7 +104,8 @@ def from_arrays(
     tensors = {split: torch.from_numpy(_flat(array)).div_(scale).view(-1, *shape) for split, array in arrays.items()}
     if kind == "grey":
         for stream, split in ((1, "valid"), (2, "test")):
-            tensors[split] = _binarised(tensors[split], random_state(seed, stream))
+            uniform = random_state(seed, stream).random_sample(tensors[split].shape)  # in [0, 1): 0 stays 0, and 1 stays 1
+            tensors[split] = torch.from_numpy(uniform < tensors[split].numpy()).float()
     columns = source.columns if len(source.columns) == shape[-1] and len(shape) == 1 else ()
     return Dataset(name, tensors["train"], tensors["valid"], tensors["test"], kind, shape, columns, about)
 
@@ -177,8 +178,3 @@ def _kind_and_scale(
 def _flat(array: NDArray[Any]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         return array.reshape(len(array), -1).astype(np.float32)
-
-
-def _binarised(probability: Tensor, random: np.random.RandomState) -> Tensor:
-    uniform = random.random_sample(probability.shape)  # in [0, 1), so that 0 stays 0 and 1 stays 1
-    return torch.from_numpy(uniform < probability.numpy()).float()

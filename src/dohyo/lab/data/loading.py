@@ -11,7 +11,7 @@ from dohyo.errors import DohyoError, whole
 from dohyo.lab.data.dataset import SPLITS, Dataset, Kind, Source, check_array, from_arrays, random_state
 from dohyo.lab.data.images import read_images
 from dohyo.lab.data.public import SETS
-from dohyo.lab.data.readers import Arrays, read_numpy
+from dohyo.lab.data.readers import read_numpy
 from dohyo.lab.data.tables import Table, read_csv, read_parquet
 from dohyo.names import named, nearest
 
@@ -48,10 +48,12 @@ def load(
     named(dict.fromkeys(["auto", *get_args(Kind)]), kind, "kind of data")
     whole("the seed of the data", seed, 0)
     path = Path(name).expanduser()
-    images = SETS[name](data_dir) if name in SETS else None
-    read = _reader(name, path) if images is None else None
+    if name in SETS:  # (n, height, width): they get a dimension for the one channel, as convolutions expect it
+        images = {split: x[:, None] for split, x in SETS[name](data_dir).items()}
+    else:
+        read = _reader(name, path)
     try:
-        source = _divided(read(path), seed) if read else Source(_as_images(images or {}))
+        source = Source(images) if name in SETS else _divided(read(path), seed)
         return from_arrays(path.name, source, kind, seed, white, shape)
     except DohyoError as error:
         raise DohyoError(f"{path}: {error}") from error
@@ -86,11 +88,6 @@ _READERS: dict[str, Callable[[Path], Source]] = {
     ".tsv": _table(read_csv),
     ".parquet": _table(read_parquet),
 }
-
-
-def _as_images(arrays: Arrays) -> Arrays:
-    """(n, height, width) with a dimension for the one channel, as convolutions expect it."""
-    return {split: array[:, None] for split, array in arrays.items()}
 
 
 def _splits(names: list[str]) -> list[str]:

@@ -63,7 +63,9 @@ class DensityRun(ReplicatedRun[DensityConfig]):
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
         config, x = self.config, self.data.train_batch(torch.arange(min(2, len(self.data.train))))
         objective = config.objective()
-        with contextlib.nullcontext() if ":" not in config.model else reporting(_failed(config.model, x)):
+        sizes = "x".join(map(str, x.shape[1:]))
+        failed = f"{config.model} raised {{}} with x {tuple(x.shape)}; if x has the wrong shape, change --data-shape from {sizes}"
+        with reporting(failed) if ":" in config.model else contextlib.nullcontext():
             model = config.build_model(self.data)
             if config.init_from is not None and not (self.folder / CHECKPOINT).exists():
                 begin_with(unannealed(model), config.init_from)
@@ -180,9 +182,3 @@ def evaluate_over_processes(
     khat, annealed = torch.cat([part.khat for part in parts]), getattr(model, "evaluations_per_weight", 1) > 1
     cost = sum(part.cost for part in parts)
     return summarise(values[:, None], estimator, cost, khat, 0.95, checksum(data), known, annealed, result.replicates)
-
-
-def _failed(model: str, x: Tensor) -> str:
-    """What is said if a user's model raises an error; {} stands for the error."""
-    sizes = "x".join(map(str, x.shape[1:]))
-    return f"{model} raised {{}} with x {tuple(x.shape)}; if x has the wrong shape, change --data-shape from {sizes}"

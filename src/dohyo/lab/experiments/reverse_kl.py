@@ -188,7 +188,8 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
             from dohyo.lab.plots.densities import plot_density_run
 
             plot_density_run(log_target, draws, records, model.cpu(), self.folder)
-            self._write_draws(draws)
+            with replacing(self.folder / DRAWS) as temporary, temporary.open("wb") as file:  # weights: exp(log_target - log_px)
+                np.savez(file, x=draws.x.numpy(), log_target=draws.log_target.numpy(), log_px=draws.log_px.numpy())
         return {
             "reverse_kl": found.reverse_kl if known else found.estimated_kl,
             "reverse_kl_stderr": found.stderr if known else found.estimated_kl_stderr,
@@ -215,11 +216,6 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
             "verdict": _verdict(warnings, moments["khat"]),
             "warnings": warnings,
         }
-
-    def _write_draws(self, draws: Draws) -> None:
-        """The samples that the fit was made for; their importance weights are exp(log_target - log_px)."""
-        with replacing(self.folder / DRAWS) as temporary, temporary.open("wb") as file:
-            np.savez(file, x=draws.x.numpy(), log_target=draws.log_target.numpy(), log_px=draws.log_px.numpy())
 
     def _moments(self, model: Any, draws: Draws) -> dict[str, Any]:
         """The moments of each quantity: by importance weights, of unweighted draws, and the exact ones where they are known."""

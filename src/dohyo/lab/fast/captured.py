@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim.adam import adam
 
 from dohyo.lab.fast.finish import Finish, Totals
-from dohyo.lab.fast.flat import flattened
+from dohyo.lab.fast.stacked import flattened
 from dohyo.packing import even, through_tables
 
 _OPTIONS = {"combo_kernels": True}  # independent kernels become one launch on a GPU
@@ -98,12 +98,12 @@ class CompiledFinish(Finish):
         self.learnt = [[s.optimiser.state[p] for p in own] for s, own in zip(self.states, self.each, strict=True)]
         for own, row in zip(self.each, self.learnt, strict=True):
             for parameter, kept in zip(own, row, strict=True):
-                kept.setdefault("step", torch.zeros((), device=device))
+                kept.setdefault("step", torch.zeros((), dtype=torch.float32, device=device))
                 for key in keys:
                     kept.setdefault(key, torch.zeros_like(parameter))
         tables = [flattened([[kept[key] for kept in row] for row in self.learnt])[0] for key in keys]
-        self.steps = torch.stack([row[0]["step"].to(device, torch.float32) for row in self.learnt])
-        self.rates = torch.zeros(len(self.learnt), device=device)
+        self.steps = torch.stack([row[0]["step"].to(self.models.flat) for row in self.learnt])
+        self.rates = torch.zeros_like(self.steps)
         self.adam = [self.models.flat, *tables, self.steps, self.rates]
         self.programs: dict[Any, Callable[..., Any]] = {}
 

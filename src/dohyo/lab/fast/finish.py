@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from dohyo.contract import split
-from dohyo.lab.fast.flat import flat_row, row_length, unflattened
-from dohyo.lab.fast.stacked import Stacked
+from dohyo.lab.fast.stacked import Stacked, flat_row, row_length, unflattened
 from dohyo.lab.training.state import State
 
 

@@ -1,4 +1,4 @@
-"""Models of one architecture whose parameters are stacked, so that one batched program runs them all.
+"""Models of one architecture whose parameters are stacked in one table, so that one batched program runs them all.
 
 Each replica keeps its own stream of noise. Each replica's generator makes the noise in advance, and the model gets it when it
 asks. So a replica gets exactly the numbers that it would get on its own, and what remains is a pure function of tensors, which
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.functional import pad
 
 from dohyo.contract import bound, marking, split
 from dohyo.errors import DohyoError
-from dohyo.lab.fast.flat import flattened
 from dohyo.lab.fast.noise import Asked, Given, Kind, fill
 from dohyo.objectives.weighing import bind_options
 
@@ -150,3 +150,42 @@ def _empty(model: nn.Module) -> nn.Module:
         owner, _, own = name.rpartition(".")
         made.get_submodule(owner).register_parameter(own, made.get_parameter(names[id(parameter)]))
     return made
+
+
+def flattened(tensors: Sequence[Sequence[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+    """Each run's tensors in one row of a table: the table, and for each tensor its view of all runs, (runs, ...).
+
+    The tensors themselves become views of the table: changing one changes the other.
+    """
+    flat = torch.cat([flat_row([own.detach()[None] for own in row]) for row in tensors])
+    for row, own in zip(flat, tensors, strict=True):
+        for tensor, view in zip(own, unflattened(row, own), strict=True):
+            tensor.data = view
+    return flat, unflattened(flat, [torch.empty(len(tensors), *tensor.shape, device="meta") for tensor in tensors[0]])
+
+
+def flat_row(tensors: Sequence[Tensor]) -> Tensor:
+    """Put tensors (runs, ...) side by side in a table (runs, numbers)."""
+    flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
+    spare = [_room(part.shape[1]) - part.shape[1] for part in flat]
+    return torch.cat([pad(part, (0, more)) if more else part for part, more in zip(flat, spare, strict=True)], 1)
+
+
+def row_length(tensors: Sequence[Tensor]) -> int:
+    """The number of columns in `flat_row` of these tensors."""
+    return sum(_room(tensor[0].numel()) for tensor in tensors)
+
+
+def unflattened(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that `flat_row` put side by side, as views; those of one run if `flat` is one row."""
+    views, start = [], 0
+    for tensor in like:
+        size = tensor.numel() // (len(flat) if flat.ndim == 2 else 1)
+        views.append(flat[..., start : start + size].view(tensor.shape))
+        start += _room(size)
+    return views
+
+
+def _room(size: int) -> int:
+    """Round up, so that each tensor begins where a matrix product can load 16 bytes at once."""
+    return -(-size // 4) * 4

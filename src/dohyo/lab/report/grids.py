@@ -53,7 +53,8 @@ def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note
         if len(row) != len(columns):
             raise DohyoError(f"table {title!r}: a row has {len(row)} cells for {len(columns)} columns")
     shown = [_column([row[i] for row in rows]) for i in range(len(columns))]
-    numeric = [bool(keys) and not any(isinstance(key, str) for key in keys) for keys in map(_keys, shown)]
+    keys = [[cell.key for cell in column if cell.key is not None] for column in shown]
+    numeric = [bool(own) and not any(isinstance(key, str) for key in own) for own in keys]
     return Grid(title, list(columns), numeric, [list(row) for row in zip(*shown, strict=True)] if rows else [], note)
 
 
@@ -105,10 +106,6 @@ def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
-def _keys(cells: Sequence[Cell]) -> list[float | str]:
-    return [cell.key for cell in cells if cell.key is not None]
-
-
 def _column(values: list[Any]) -> list[Cell]:
     """Words are sorted by the numbers that they begin with if all do, else all cells are sorted as words."""
     values = [("yes" if value else "no") if isinstance(value, bool) else value for value in values]
@@ -123,15 +120,11 @@ def _column(values: list[Any]) -> list[Cell]:
         elif isinstance(value, int | float):
             cells.append(Cell(number(value) if decimals is None else f"{value:.{decimals}f}", float(value)))
         else:
-            cells.append(Cell(str(value), _leading(str(value))))
+            found = _LEADING.match(str(value))
+            cells.append(Cell(str(value), float(found[0].replace(",", "").replace(_MINUS, "-")) if found else str(value)))
     if any(isinstance(cell.key, str) for cell in cells):
         return [Cell(cell.text, None if cell.key is None else cell.text, cell.link, cell.marks) for cell in cells]
     return cells
-
-
-def _leading(text: str) -> float | str:
-    found = _LEADING.match(text)
-    return float(found[0].replace(",", "").replace(_MINUS, "-")) if found else text
 
 
 def _decimals(numbers: list[float]) -> int | None:

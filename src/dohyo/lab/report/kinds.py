@@ -134,7 +134,7 @@ class Train(Kind):
             "test by": f"IWAE-{c.get('test_terms')}",
             "model": c.get("model"),
             **self.estimator_columns(),
-            "test NLL": self._nll(),
+            "test NLL": measured(r.get("test_nll"), r.get("test_nll_stderr")),
             "replicas": len(r["replicas"]) if r.get("replicas") else None,
             "their spread": self._spread(),
             "epochs": r.get("epochs"),
@@ -168,9 +168,6 @@ class Train(Kind):
         value = with_error(r["test_nll_annealed"], r.get("test_nll_annealed_stderr"))
         name = f"Test NLL by {number(r.get('test_chains'))} chains of {number(r.get('anneal'))} leapfrogs, nats"
         return [(name, judged(value, {"verdict": r.get("verdict_annealed")}))]
-
-    def _nll(self) -> Cell:
-        return measured(self.result.get("test_nll"), self.result.get("test_nll_stderr"))
 
     def _spread(self) -> Cell:
         spread = self.result.get("test_nll_spread")

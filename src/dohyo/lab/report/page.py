@@ -15,10 +15,9 @@ from markupsafe import Markup
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.files import output_file, replacing
-from dohyo.lab.report.differences import differences
 from dohyo.lab.report.entries import Entry
 from dohyo.lab.report.grids import Cell, Grid, grid
-from dohyo.lab.report.runs import compare
+from dohyo.lab.report.runs import compare, differences
 
 _SIGNS = {True: "✓", False: "✕", None: "?"}  # beside the words, never alone
 
@@ -44,7 +43,7 @@ def check_page(path: Path) -> None:
 def render(entries: Sequence[Entry]) -> str:
     if not entries:
         raise DohyoError("there is nothing to report; give the folder of a study or a run")
-    ids = _ids(entries)
+    ids = [f"{i}-{re.sub('[^a-z0-9]+', '-', entry.name.lower()).strip('-') or 'run'}" for i, entry in enumerate(entries, 1)]
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_file),
         autoescape=True,
@@ -89,10 +88,6 @@ def _summary(entries: Sequence[Entry]) -> str:
     counts = Counter("study" if entry.kind == "study" else "run" for entry in entries)
     many = {"study": "studies", "run": "runs"}
     return " and ".join(f"{n} {word if n == 1 else many[word]}" for word, n in sorted(counts.items(), reverse=True))
-
-
-def _ids(entries: Sequence[Entry]) -> list[str]:
-    return [f"{i}-{re.sub('[^a-z0-9]+', '-', entry.name.lower()).strip('-') or 'run'}" for i, entry in enumerate(entries, 1)]
 
 
 def _hash(text: str) -> str:

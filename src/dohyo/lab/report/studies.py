@@ -5,9 +5,8 @@ from pathlib import Path
 
 from dohyo.errors import DohyoError
 from dohyo.lab.folder import SCHEMA_VERSION, STUDY, VERDICTS, Conclusion, Values, check_values, read_json
-from dohyo.lab.report.entries import Entry, as_yaml, versions
+from dohyo.lab.report.entries import Entry, Figure, as_yaml, figure, versions
 from dohyo.lab.report.grids import Grid, duration, grid
-from dohyo.lab.report.pictures import Figure, figure
 
 _AGAIN = "let `dohyo reproduce` write it again"
 _STUDY = {
@@ -31,7 +30,8 @@ def read_study(folder: Path) -> Entry:
     conclusions = [Conclusion(one["claim"], one["paper"], one["found"], one.get("holds")) for one in claims]
     name, scale, done, total = (found[key] for key in ("study", "scale", "cells_done", "cells_total"))
     seconds, partial = duration(found["seconds"]), done < total
-    rows = [[key, _options(cell["options"]), duration(cell["seconds"])] for key, cell in cells.items()]
+    options = {name: ", ".join(f"{key} {value}" for key, value in cell["options"].items()) for name, cell in cells.items()}
+    rows = [[name, options[name], duration(cell["seconds"])] for name, cell in cells.items()]
     return Entry(
         kind="study",
         name=name,
@@ -99,7 +99,3 @@ def _figure(folder: Path, picture: Values) -> Figure:
     if Path(file).name != file:
         raise DohyoError(f"{folder / STUDY}: picture {file!r} does not lie in the study's own folder; {_AGAIN}")
     return figure(folder / file, picture["title"], picture["alt"])
-
-
-def _options(options: Values) -> str:
-    return ", ".join(f"{key} {value}" for key, value in options.items())

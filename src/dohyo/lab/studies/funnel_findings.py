@@ -93,7 +93,8 @@ class Findings:
 
     def _same_cost(self, iwae: dict[int, list[Cell]], sumo: dict[int, list[Cell]], shared: Sequence[int]) -> Conclusion:
         each = "; ".join(f"cost {cost}: IWAE {_kl(iwae[cost])}, SUMO {_kl(sumo[cost])}" for cost in shared)
-        fail = [_not(_optimised(run)) for cost in shared for run in iwae[cost]]
+        found = [_optimised(run) for cost in shared for run in iwae[cost]]
+        fail = [None if holds is None else not holds for holds in found]
         holds = all_hold([*fail, *(_optimised(run) for cost in shared for run in sumo[cost])])
         claim = "For the same expected cost SUMO optimises the true objective, and IWAE does not"
         text = f"true reverse KL at the end, at {each}"
@@ -111,7 +112,8 @@ class Findings:
         away = [abs(_off(run)) / _error(run) for run in runs]
         limit = student_quantile(1 - _DOUBT / 2 / len(runs), 1000)
         each = "; ".join(
-            f"cost {cost}: {fmean(_off(run) for run in one):+.3f} ± {1.96 * _mean_error(one):.3f}" for cost, one in sumo.items()
+            f"cost {cost}: {fmean(map(_off, one)):+.3f} ± {1.96 * math.hypot(*map(_error, one)) / len(one):.3f}"
+            for cost, one in sumo.items()
         )
         text = f"estimate less truth, mean over runs, at {each}; no run is off by more than {max(away):.1f} standard errors"
         holds = False if max(away) > limit else None if max(map(_error, runs)) > _UNSURE else True
@@ -120,7 +122,8 @@ class Findings:
 
     def _less_variance(self, sumo: dict[int, list[Cell]]) -> Conclusion:
         """By the median over the later checks, since a rare K may inflate any one of them."""
-        errors = {cost: [median(_later_errors(run)) for run in runs] for cost, runs in sumo.items()}
+        later = {cost: [run["curve"][len(run["curve"]) // 2 :] for run in runs] for cost, runs in sumo.items()}
+        errors = {cost: [median(r["estimate_stderr"] for r in records) for records in each] for cost, each in later.items()}
         each = ", ".join(f"{_spread(values)} at cost {cost}" for cost, values in errors.items())
         ordered = list(errors.values())
         separate = all(max(more) < min(less) for less, more in pairwise(ordered))
@@ -168,25 +171,12 @@ def _left(run: Cell) -> bool:
     return bool(run["diverged"] or -_off(run) > _BIAS + 4 * _error(run))
 
 
-def _not(verdict: bool | None) -> bool | None:
-    return None if verdict is None else not verdict
-
-
 def _off(run: Cell) -> float:
     return float(run["training_estimate"] - run["reverse_kl"])
 
 
 def _error(run: Cell) -> float:
     return math.hypot(run["training_estimate_stderr"], run["reverse_kl_stderr"])
-
-
-def _mean_error(runs: Sequence[Cell]) -> float:
-    return math.hypot(*map(_error, runs)) / len(runs)
-
-
-def _later_errors(run: Cell) -> list[float]:
-    curve = run["curve"]
-    return [record["estimate_stderr"] for record in curve[len(curve) // 2 :]]
 
 
 def _kl(runs: Sequence[Cell]) -> str:

@@ -10,7 +10,7 @@ from dohyo.lab.studies.runs import SHARED_K
 from dohyo.lab.studies.study import Cell
 from dohyo.lab.studies.study import Row as TableRow
 from dohyo.lab.studies.table1_rows import ROWS
-from dohyo.lab.studies.verdicts import Contrast, all_below, all_hold, listed
+from dohyo.lab.studies.verdicts import Contrast, all_below, all_hold, listed, pooled, pooled_text
 
 DATA = {"digits": "digits", "mnist": "MNIST", "mnist-static": "MNIST, binarised once", "omniglot": "OMNIGLOT"}
 _DOUBT = 0.05  # the level of the paper's t-test
@@ -99,9 +99,9 @@ class Findings:
         short = self._short(one.data for one, _ in pairs)
         text = f"{short}difference in nats from {ROWS[than].label} (negative is better): {listed(found)}"
         if len(pairs) > 1:
-            share = 1 / len(pairs)
-            mean = Contrast.of(*((sign * share, one.nll) for pair in pairs for sign, one in zip((1, -1), pair, strict=True)))
-            text += f"; {listed({'their mean': mean})}"
+            means = [contrast.mean for contrast in found.values()]
+            interval = " (Student's t over them)" if pooled(means) else ""
+            text += f"; their mean {pooled_text(means)}{interval}"
         return Conclusion(claim, paper, text, all_below(list(found.values())))
 
     def _ends(self, row: str) -> dict[str, tuple[Entry, Entry]]:

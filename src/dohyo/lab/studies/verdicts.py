@@ -8,6 +8,7 @@ from statistics import fmean, variance
 import torch
 from torch import Tensor
 
+LEAST_PLACES = 3  # from which on a mean over places has an interval
 CLOSE = 0.2  # a slope within this of a claimed one, interval and all, is that one
 
 
@@ -80,6 +81,22 @@ def all_below(contrasts: Sequence[Contrast]) -> bool | None:
 def listed(contrasts: Mapping[str, Contrast]) -> str:
     """Each contrast with half its interval, as text."""
     return ", ".join(f"{name} {c.mean:+.2f} ± {c.half(len(contrasts)):.2f}" for name, c in contrasts.items())
+
+
+def pooled(differences: Sequence[float]) -> Contrast | None:
+    """The mean over places with Student's t over them, since the replicas at one place may share their K; None for few places."""
+    return Contrast.of((1, differences)) if len(differences) >= LEAST_PLACES else None
+
+
+def pooled_text(differences: Sequence[float]) -> str:
+    """The mean over places, with half its interval if there is one.
+
+    Example:
+        >>> pooled_text([0.1, -0.1, -0.3]), pooled_text([0.1, 0.2])
+        ('-0.10 ± 0.50', '+0.15')
+    """
+    found = pooled(differences)
+    return f"{fmean(differences):+.2f}" if found is None else f"{found.mean:+.2f} ± {found.half():.2f}"
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Any
 
 from dohyo.errors import DohyoError, reporting, whole
 from dohyo.lab.targets.autoregressive import Autoregressive
-from dohyo.lab.targets.checks import check
-from dohyo.lab.targets.custom import Custom
+from dohyo.lab.targets.custom import Custom, check
 from dohyo.lab.targets.planar import Banana, Funnel, Mixture, Ring
 from dohyo.lab.targets.posteriors import EightSchools, ORings
 from dohyo.lab.targets.target import Target, same_dimension

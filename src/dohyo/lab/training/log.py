@@ -22,7 +22,8 @@ class RunLog:
         with contextlib.suppress(ImportError):  # not installed, or too old
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(str(folder / TENSORBOARD), purge_step=epoch + 1)
+            # A Ctrl-C inside its queue may lose the word that it is closed, and closing then waits for the next flush.
+            self.writer = SummaryWriter(str(folder / TENSORBOARD), purge_step=epoch + 1, flush_secs=2)
 
     def append(self, record: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

@@ -167,7 +167,8 @@ def _optimiser(model: nn.Module, config: StepConfig, device: torch.device) -> to
     """The optimiser; on a CUDA GPU its numbers are on the device, so that a step can be recorded and never waits."""
     parameters = list(model.parameters())
     gpu = device.type == "cuda"
-    rate: Any = torch.tensor(config.learning_rate, device=device) if gpu else config.learning_rate
+    # The fused kernel reads its rate and steps in single precision, whatever the parameters have.
+    rate: Any = torch.tensor(config.learning_rate, dtype=torch.float32, device=device) if gpu else config.learning_rate
     if config.optimiser == "rmsprop":
         return torch.optim.RMSprop(parameters, lr=rate, alpha=config.beta2, eps=config.epsilon, capturable=gpu)
     betas, amsgrad = (config.beta1, config.beta2), config.optimiser == "amsgrad"

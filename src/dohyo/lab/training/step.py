@@ -41,15 +41,18 @@ def train_step(
     if len(x) > 0:
         baseline = totals.baseline.nan_to_num(0.0).expand(len(x)) if objective.running_baseline else 0.0
         outcome = objective(state.model, x, state.depth, baseline)
-        (outcome.loss * (len(x) / batch)).backward()  # the loss is a mean over this process's part
-        level = outcome.level.double().sum() / batch
+        loss = outcome.loss if len(x) == batch else outcome.loss * (len(x) / batch)  # it is a mean over this process's part
+        loss.backward()
+        if objective.running_baseline:
+            level = outcome.level.double().sum() / batch
         for name, values in outcome.numbers.items():
             totals.sums[name] = totals.sums.get(name, 0.0) + values.double().sum()
     elif objective.shared:
         objective.skip(state.depth)  # to stay in step with the other processes' K
     _join(fabric, [*state.theta, *state.phi], level, totals, objective.running_baseline)
-    clipped = [_clip(state.theta, config.clip_decoder, level), _clip(state.phi, config.clip_encoder, level)]
-    totals.clipped += torch.stack(clipped)
+    for place, (own, most) in enumerate(((state.theta, config.clip_decoder), (state.phi, config.clip_encoder))):
+        if most is not None and own:
+            totals.clipped[place] += _clip(own, most)
     state.optimiser.step()
 
 
@@ -60,17 +63,16 @@ def _join(fabric: Fabric, parameters: list[torch.nn.Parameter], level: Tensor, t
     if fabric.world_size > 1:
         *gradients, level = sum_over_processes(fabric, [*gradients, level])
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+        if parameter.grad is not gradient:
+            parameter.grad = gradient
     if running:
         totals.baseline = torch.where(totals.baseline.isnan(), level, 0.99 * totals.baseline + 0.01 * level)
 
 
-def _clip(parameters: list[torch.nn.Parameter], most: float | None, zero: Tensor) -> Tensor:
-    """Scale the gradient so that its norm is at most `most`; return 1 if that was needed, else 0."""
-    if most is None or not parameters:
-        return torch.zeros_like(zero)
+def _clip(parameters: list[torch.nn.Parameter], most: float) -> Tensor:
+    """Scale the gradient so that its norm is at most `most`; return whether that was needed."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
     for gradient in gradients:
         gradient.mul_((most / (norm + 1e-6)).clamp(max=1.0))
-    return torch.as_tensor(norm > most).to(zero.dtype)
+    return torch.as_tensor(norm > most)
