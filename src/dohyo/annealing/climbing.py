@@ -135,12 +135,14 @@ def _never_waits(work: Callable[[], object]) -> bool:
 
 
 def _recorded(work: Callable[[], None]) -> Callable[[], None]:
-    """The same work as a CUDA graph."""
+    """The same work as a CUDA graph, or as it is where something in it cannot be recorded."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    graph.capture_begin()
-    try:
-        work()
-    finally:
-        graph.capture_end()
-    return graph.replay
+    with contextlib.suppress(RuntimeError):  # of the recording, during which nothing is computed
+        graph.capture_begin()
+        try:
+            work()
+        finally:
+            graph.capture_end()
+        return graph.replay
+    return work
