@@ -20,7 +20,7 @@ from dohyo.lab.training.config import Progress
 from dohyo.lab.training.log import RunLog, read_records
 from dohyo.lab.training.loop import Diverged
 from dohyo.lab.training.processes import launch
-from dohyo.lab.training.state import CHECKPOINT, load_checkpoint
+from dohyo.lab.training.state import CHECKPOINT, _optimiser, load_checkpoint
 from dohyo.lab.training.tasks import Batches, OnData, validation_nll
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
@@ -123,6 +123,17 @@ def test_frozen_parameters_stay(digits: Dataset) -> None:
     (record,) = list(fit(model, digits, MaximumLikelihood(SUMO(3)), LoopConfig(epochs=1, device="cpu")))
     assert torch.equal(model.decoder[0].weight, before)
     assert math.isfinite(record["valid_nll"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_adam_of_any_parameters(dtype: torch.dtype) -> None:
+    """Fused, in one call for all parameters, where torch can."""
+    model = nn.ParameterList([torch.ones(2, dtype=dtype)])
+    model[0].sum().abs().backward()
+    optimiser = _optimiser(model, LoopConfig(learning_rate=0.5), torch.device("cpu"))
+    optimiser.step()
+    assert bool(((model[0] - 0.5).abs() < 1e-3).all())
+    assert optimiser.defaults["fused"] is (True if dtype == torch.float32 else None)
 
 
 def test_a_changed_config_is_refused(digits: Dataset, tmp_path: Path) -> None:

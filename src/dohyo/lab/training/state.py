@@ -172,7 +172,8 @@ def _optimiser(model: nn.Module, config: StepConfig, device: torch.device) -> to
     if config.optimiser == "rmsprop":
         return torch.optim.RMSprop(parameters, lr=rate, alpha=config.beta2, eps=config.epsilon, capturable=gpu)
     betas, amsgrad = (config.beta1, config.beta2), config.optimiser == "amsgrad"
-    return torch.optim.Adam(parameters, rate, betas, config.epsilon, amsgrad=amsgrad, capturable=gpu, fused=gpu or None)
+    fused = device.type in ("cpu", "cuda") and all(parameter.is_floating_point() for parameter in parameters)
+    return torch.optim.Adam(parameters, rate, betas, config.epsilon, amsgrad=amsgrad, capturable=gpu, fused=fused or None)
 
 
 def averaged(model: nn.Module, epochs: int) -> AveragedModel:
