@@ -21,6 +21,7 @@ from dohyo.errors import DohyoError
 from dohyo.files import plain
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import CONFIG, WORK, read_records, write_json
+from dohyo.lab.studies.table1 import FIRST
 from dohyo.lab.studies.verdicts import Contrast
 
 PAIRS = (("sumo-variance", "iwae"), ("sumo", "iwae-dreg"), ("iwae-dreg", "iwae"))
@@ -36,26 +37,35 @@ Values = dict[str, Any]
 
 
 def cell(folder: Path) -> Values:
-    """A cell's config, its result, how each replica ended, and some of its records."""
+    """A cell's config, its result, how each replica ended, and some of its records; of both stages, where there are two."""
     run = DensityRun.open(folder / WORK / folder.name)
     kept = [one.folder / "stopped.json" for one in run.replicas]
+    first = DensityRun.open(run.folder / FIRST) if (run.folder / FIRST).exists() else None
+    before = first.config.epochs if first else 0
     if run.result is not None:
         result = dict(run.result)
         for one in result["replicas"]:
             limit = one["epochs"] >= run.config.epochs
             one["ended"] = (
-                f"{one['epochs']:,} epochs, the study's limit" if limit else f"no gain for {run.config.stop_patience} epochs"
+                f"{one['epochs'] + before:,} epochs, the study's limit"
+                if limit
+                else f"no gain for {run.config.stop_patience} epochs"
             )
     elif all(path.exists() for path in kept):
         result = plain(run.joined([json.loads(path.read_text(encoding="utf-8")) for path in kept]))
     else:
         raise DohyoError(f"{folder} is not finished; go on with it, or test its best parameters and keep that as stopped.json")
     curves = []
-    for one, found in zip(run.replicas, result["replicas"], strict=True):
+    for place, (one, found) in enumerate(zip(run.replicas, result["replicas"], strict=True)):
         records = [record for record in read_records(one.folder) if record["epoch"] <= found["epochs"]]
+        if first:
+            records = [{**record, "epoch": record["epoch"] + before} for record in records]
+            records = read_records(first.replicas[place].folder) + records
+            found["epochs"] += before
         wanted = [r for r in records if r["epoch"] == 1 or r["epoch"] % EVERY == 0 or r is records[-1]]
         curves.append([{key: value for key, value in r.items() if key not in ("program", "step", "seconds")} for r in wanted])
     config = yaml.safe_load((run.folder / CONFIG).read_text(encoding="utf-8"))
+    config["epochs"] += before
     return {"config": config, "result": result, "curves": curves}
 
 

@@ -145,6 +145,18 @@ def test_cells_become_one_file(tmp_path: Path) -> None:
         collect([str(folder), "--annealed", str(weights), "--out", str(out)])
 
 
+def test_a_cell_in_two_stages_is_as_long_as_both(tmp_path: Path) -> None:
+    folder, out = tmp_path / "digits_005_chains", tmp_path / "digits_cost_5.json"
+    study = Table1.at("smoke", rows=("chains",), hidden=4, latent=2, epochs=4, test_terms=2, device="cpu")
+    reproduce(study, folder)
+    collect([str(folder), "--out", str(out)])
+    run = json.loads(out.read_text())["runs"]["chains"]
+    assert (run["config"]["epochs"], [one["epochs"] for one in run["result"]["replicas"]]) == (4, [4, 4])
+    assert [[record["epoch"] for record in curve] for curve in run["curves"]] == [[1, 4], [1, 4]]
+    for one in run["result"]["replicas"]:
+        assert one["ended"] == "4 epochs, the study's limit"
+
+
 def test_two_yardsticks() -> None:
     def findings(*rows: tuple[str, list[float]]) -> Findings:
         options = {"data": "mnist", "cost": 5, "epochs": 3500}

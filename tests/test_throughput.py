@@ -15,7 +15,7 @@ def test_the_loop_by_hand_learns_what_fit_learns() -> None:
     torch.manual_seed(0)
     images = (torch.rand(500, 784) < torch.linspace(0.05, 0.5, 784)).float()
     train, valid = images[:400], images[400:]
-    hand = epochs.by_hand(train, valid, 5)
+    hand = epochs.by_hand(train, valid, 5, fused=True)
     by_hand = [next(hand) for _ in range(3)]
     model = epochs.Counted()
     config = LoopConfig(epochs=3, valid_terms=epochs.VALID_TERMS, device="cpu")

@@ -136,6 +136,28 @@ def test_adam_of_any_parameters(dtype: torch.dtype) -> None:
     assert optimiser.defaults["fused"] is (True if dtype == torch.float32 else None)
 
 
+def test_adam_of_parameters_in_another_order() -> None:
+    """Gradients that were summed over processes are rows of numbers, whatever the order of the parameter's own."""
+    grid = torch.arange(6.0).view(3, 2)
+    model = nn.ParameterList([grid.clone().T, grid.T.contiguous()])
+    for parameter in model:
+        parameter.grad = torch.tensor([[1.0, 0.0, 1.0], [0.0, -1.0, 0.0]])
+    _optimiser(model, LoopConfig(learning_rate=0.5), torch.device("cpu")).step()
+    assert torch.equal(model[0], model[1])
+
+
+def test_a_run_goes_on_with_the_adam_it_began_with(digits: Dataset, tmp_path: Path) -> None:
+    """A checkpoint from before Adam was fused has no word of it, and the numbers must not change."""
+    config = LoopConfig(epochs=1, device="cpu", checkpoint_seconds=0.0)
+    list(fit(small(), digits, MaximumLikelihood(IWAE(2)), config, tmp_path))
+    checkpoint = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    assert checkpoint["optimiser"].pop("fused") is True
+    torch.save(checkpoint, tmp_path / CHECKPOINT)
+    for epochs in (2, 3):  # also from the checkpoint that it then writes
+        list(fit(small(), digits, MaximumLikelihood(IWAE(2)), dataclasses.replace(config, epochs=epochs), tmp_path))
+        assert load_checkpoint(tmp_path)["optimiser"]["fused"] is False
+
+
 def test_a_changed_config_is_refused(digits: Dataset, tmp_path: Path) -> None:
     list(fit(small(), digits, MaximumLikelihood(IWAE(2)), LoopConfig(epochs=1, device="cpu"), tmp_path))
     with pytest.raises(ValueError, match=r"learning_rate is 0.1 now, but was 0.001"):

@@ -244,7 +244,7 @@ def _annealed(model: Any, config: ReverseKLConfig) -> tuple[Any, int]:
     annealed, seed = Annealed(model, None if config.anneal == "auto" else config.anneal), config.seed + 6_000_011
     with isolated(model, seed):
         x = model.sample(TUNED_ON)
-    if annealed.tune(x, iterations=100, seed=seed, max_rows=config.max_rows).steps == 0:
+    if annealed.tune(x, iterations=100, mixing=False, seed=seed, max_rows=config.max_rows).steps == 0:
         return model, config.test_terms
     return annealed, max(FEWEST, config.test_terms // annealed.evaluations_per_weight)
 

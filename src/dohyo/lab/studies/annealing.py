@@ -166,7 +166,7 @@ class Annealing(Study[AnnealingConfig]):
         device = launch(self.config.device).device
         model, x = run.trained().to(device), run.data.test[: options["images"]].to(device)
         annealed = Annealed(model, options["steps"])  # type: ignore[arg-type]
-        annealed.tune(x, iterations=100, seed=options["seed"])
+        annealed.tune(x, iterations=100, mixing=False, seed=options["seed"])
         return -evaluate(annealed, x, IWAE(options["weights"]), khat_samples=0, seed=options["seed"]).per_datum
 
     def _rows(self, cells: dict[str, Cell], data: str) -> dict[str, Cell]:

@@ -20,6 +20,7 @@ from dohyo.lab.training.config import option
 SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]
 PaperRow = Literal["elbo", "iwae", "iwae-dreg", "jvi", "sumo-variance", "sumo", "symmetric-sumo", "multilevel-rr"]
 RowName = Literal[PaperRow, "iwae-ours", "sumo-ours", "chains"]
+FIRST = "first"  # in the folder of a run through chains, the run by samples that it begins with
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ class Table1(Study[Table1Config]):
         chains, steps, last = (options.pop(key) for key in ("chains", "anneal", "chain_epochs"))
         constant = {"schedule": "plateau", "lr_patience": 10**9, "stop_patience": 10**9, "average": 0, "test_terms": 1}
         stages = {
-            folder / "first": {"epochs": options["epochs"] - last, **constant},
-            folder: {"epochs": last, "cost": chains, "anneal": steps, "init_from": folder / "first"},
+            folder / FIRST: {"epochs": options["epochs"] - last, **constant},
+            folder: {"epochs": last, "cost": chains, "anneal": steps, "init_from": folder / FIRST},
         }
         return [DensityRun(own, DensityConfig(**options | stage, learning_rate=1e-3)) for own, stage in stages.items()]
 

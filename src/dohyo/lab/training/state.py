@@ -103,7 +103,10 @@ class State:
             "model": _copied(self.model.state_dict()),
             "best": self.best,
             **({} if self.average is None else {"average": _copied(self.average.module.state_dict())}),
-            "optimiser": {"state": {place: _copied(own) for place, own in self.optimiser.state_dict()["state"].items()}},
+            "optimiser": {
+                "state": {place: _copied(own) for place, own in self.optimiser.state_dict()["state"].items()},
+                "fused": bool(self.optimiser.param_groups[0].get("fused")),
+            },
             "config": identity(config),
             "order": self.order.get_state(),
             "noise": gather(fabric, noise),
@@ -139,6 +142,9 @@ class State:
         self.model.load_state_dict(checkpoint["model"])
         own = self.optimiser.state_dict()  # its options depend on the machine, so only its moments are restored
         self.optimiser.load_state_dict({**own, "state": checkpoint["optimiser"]["state"]})
+        if fabric.device.type == "cpu" and not checkpoint["optimiser"].get("fused"):  # it rounds otherwise; old ones lack the key
+            for group in self.optimiser.param_groups:
+                group["fused"] = None
         for parameter, moments in self.optimiser.state.items():
             for name, moment in moments.items():
                 if isinstance(moment, Tensor) and moment.dim() and moment.shape != parameter.shape:
@@ -172,7 +178,9 @@ def _optimiser(model: nn.Module, config: StepConfig, device: torch.device) -> to
     if config.optimiser == "rmsprop":
         return torch.optim.RMSprop(parameters, lr=rate, alpha=config.beta2, eps=config.epsilon, capturable=gpu)
     betas, amsgrad = (config.beta1, config.beta2), config.optimiser == "amsgrad"
-    fused = device.type in ("cpu", "cuda") and all(parameter.is_floating_point() for parameter in parameters)
+    # On a CPU the fused kernel takes parameters, gradients and moments for rows of numbers in one and the same order.
+    fused = gpu or (device.type == "cpu" and all(parameter.is_contiguous() for parameter in parameters))
+    fused = fused and all(parameter.is_floating_point() for parameter in parameters)
     return torch.optim.Adam(parameters, rate, betas, config.epsilon, amsgrad=amsgrad, capturable=gpu, fused=fused or None)
 
 
