@@ -65,7 +65,7 @@ def test_a_wrong_choice_in_python_is_our_error(make: Any, options: dict[str, Any
 )
 def test_what_a_resumed_run_may_change(config: StepConfig, names: str) -> None:
     assert set(resumable_fields(config)) == set(names.split())
-    begun_from = {"init_from"} & set(vars(config))  # not to be changed, but the folder that it names may have been moved
+    begun_from = {"init_from"} & set(vars(config))  # what began with it is in the checkpoint, and the folder may have been moved
     assert set(vars(config)) - set(identity(config)) == set(names.split()) | begun_from
 
 

@@ -146,6 +146,7 @@ def test_batches_of_any_kind(data: Tensor) -> None:
     ("device", "estimator", "max_rows", "expected"),
     [
         ("cpu", IWAE(1), None, 100),
+        ("meta", IWAE(1), None, 4096),
         ("meta", IWAE(64), None, 3125),
         ("meta", IWAE(64), 12_800, 200),
         ("meta", IWAE(5000), None, 100),

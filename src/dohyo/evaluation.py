@@ -130,7 +130,7 @@ def evaluate(
         target_stderr: The `noise_stderr` to reach. A pilot fixes the number of replicates and is discarded, because stopping
             when the numbers look good would bias them.
         batch_size: The data bound to the model at a time, where `data` is a tensor. None: 100 on a CPU, elsewhere as many as
-            give `max_rows` rows, but 100 at least.
+            give `max_rows` rows, from 100 to 4,096.
         max_rows: The most rows given to the model at a time, which bounds memory. None: 2,000 on a CPU, where small batches
             are fastest, and 200,000 elsewhere.
         khat_data, khat_samples: k-hat is computed for the first `khat_data` data from so many weights each; 0 skips it. None:
@@ -209,7 +209,9 @@ def most_rows(x: Tensor, wanted: int | None) -> int:
 
 def data_at_a_time(x: Tensor, estimator: Estimator, max_rows: int | None) -> int:
     """How many data a model is bound to: a GPU is idle most of the time unless there are enough rows."""
-    return 100 if x.device.type == "cpu" else max(100, int(most_rows(x, max_rows) / estimator.expected_cost))
+    if x.device.type == "cpu":
+        return 100
+    return min(max(100, int(most_rows(x, max_rows) / estimator.expected_cost)), 4096)  # an encoder may need much memory for each
 
 
 def checksum(x: Tensor, before: int = 0) -> int:

@@ -163,7 +163,7 @@ class Annealed(nn.Module):
 
         Args:
             x: Data, of which minibatches are drawn; the more like those to be evaluated the better.
-            iterations: Of Adam. With 100 chains are hardly better than before, unless their steps were too long.
+            iterations: Of Adam. The more the better, slowly; 100 do most where the steps were of a wrong length.
             seed: Of noise and minibatches. Random numbers outside are not touched; `evaluate` with the same seed draws others.
             max_rows: As for `evaluate`.
             mixing: Learn the matrix M too, where z has at most 256 dimensions.
