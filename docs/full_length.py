@@ -17,6 +17,7 @@ SETS = ("mnist", "omniglot")
 CHAINS = "48_steps"  # of the annealed weights, whose values are shown
 _LEFT_OUT = ("elbo", "jvi")  # published rows that are shown only beside ours
 _NOT_RUN = "not run"
+_LOWER = ", by annealed weights"  # ends a claim by the other yardstick
 _BESIDE = {"sumo-variance": "iwae", "sumo": "iwae-dreg", "symmetric-sumo": "iwae-dreg", "multilevel-rr": "iwae-dreg"}
 
 
@@ -94,11 +95,18 @@ def _note(cells: Cells, own: list[str]) -> str:
     return " ".join([*texts, f"At no cost were run: {'; '.join(missing)}." if missing else ""])
 
 
+def verdicts(cells: Cells) -> Grid:
+    """The conclusions in a word each, a column for each yardstick."""
+    found = {one.claim: one.verdict for one in conclusions(cells)}
+    rows = [[claim, said, found.get(claim + _LOWER)] for claim, said in found.items() if not claim.endswith(_LOWER)]
+    return grid("", ["claim", "by IWAE-5000", "by annealed weights"], rows)
+
+
 def conclusions(cells: Cells) -> list[Conclusion]:
     """What follows, by both yardsticks."""
     bound = Findings([cell.bound for cell in cells.values()])
     annealed = Findings([cell.annealed for cell in cells.values() if cell.annealed is not None])
-    lower = [replace(one, claim=f"{one.claim}, by annealed weights") for one in annealed.conclusions(published=False)]
+    lower = [replace(one, claim=one.claim + _LOWER) for one in annealed.conclusions(published=False)]
     order = bound.ordered_as(annealed)
     return [*bound.conclusions(), *lower, *([] if order is None else [order])]
 

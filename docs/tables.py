@@ -1,7 +1,7 @@
 """Make the tables of results in README.md and the docs anew from results/NAME/study.json, and from the files named below.
 
-`full_length` and `full_length_conclusions` are the paper's table 1 from all that was trained at full length, `unbiased` its
-differences, with those of shorter runs. `answer`, `pooled`, `encoder`, `missing` and `chains` are made by docs/better_model.py.
+`full_length`, `full_length_verdicts` and `full_length_conclusions` are the paper's table 1 from all that was trained at full length,
+`unbiased` its differences, with those of shorter runs. `answer`, `pooled`, `encoder`, `missing` and `chains` are made by docs/better_model.py.
 
     python docs/tables.py            # writes them
     python docs/tables.py --check    # says which are not as the results are, and writes nothing
@@ -140,6 +140,7 @@ def made_at_full_length() -> dict[str, Callable[[], str]]:
         "chains": lambda: better_model.chains(results),
         "unbiased": lambda: table(full_length.unbiased(results)),
         "full_length": lambda: table(full_length.table(full_length.read(results))),
+        "full_length_verdicts": lambda: table(full_length.verdicts(full_length.read(results))),
         "full_length_conclusions": lambda: conclusions(full_length.conclusions(full_length.read(results))),
     }
 

@@ -57,6 +57,8 @@ def test_conclusions_by_both_yardsticks(tmp_path: Path) -> None:
     lower = "SUMO's models have a lower test NLL than IWAE's at the same cost"
     assert (found[lower], found[f"{lower}, by annealed weights"]) == (True, False)
     assert found["IWAE with 5000 terms puts the models in the order of annealed weights"] is False
+    rows = [[cell.text for cell in row] for row in full_length.verdicts(full_length.read(tmp_path)).rows]
+    assert [lower, "holds", "does not hold"] in rows
     assert found["Our best models have a lower test NLL than the best published"] is True
     assert "Our test NLL are the paper's, to 0.3 nats, by annealed weights" not in found
     file_of(tmp_path, "mnist_cost_5", {"iwae": (85.4, None)})
