@@ -229,9 +229,7 @@ def show(name: str, found: dict[str, Any]) -> None:
     truth = found["truth"]
     print(f"{name}: log p(x) {truth['log_px']:.3f} ± {truth['stderr']:.3f} by the log-mean of long chains; MultilevelRR differs "
           f"by {truth['difference']:+.3f}, {truth['difference_in_stderr']:+.1f} standard errors")  # fmt: skip
-    print(
-        " seed     steps  iterations  k-hat > 0.7  trusted  log-mean less truth, gain  unbiased less truth ± stated, gain, by medians"
-    )
+    print(" seed     steps  iterations  k-hat > 0.7  trusted  log-mean less truth, gain  unbiased ± stated, gain, by medians")
     for one in found["rows"]:
         name = f"{'auto ' if one['auto'] else ''}{one['steps']}"
         print(f"{one['seed']:5}  {name:>8}  {one['iterations']:10}  {one['khat_above_0.7']:11.0%}  {one['trusted']!s:>7}  "
