@@ -24,7 +24,6 @@ STEPS = (0, 4, 8, 16, 32, 64)  # 1 and 2 leapfrogs gain nothing
 SCALES = (1.0, 1.5, 0.5, 0.2, 0.05)  # of the step sizes that learning starts from
 PILOT, EVALUATIONS = 64, 1000  # data, and evaluations of p(x, z) for each
 FEW = 0.2  # of the data may have heavy weights where the encoder is called good
-MOST = 0.8  # of what the bound can gain; the longest chains with that much are taken
 SEED = 2_000_003  # added to the user's, so that an evaluation with the same seed has other noise
 
 
@@ -139,16 +138,17 @@ def preferred(seen: list[Tensor]) -> int:
     """The best of several kinds of weights (data, n), all of which took the same evaluations, the first being the encoder's.
 
     To first order the log-mean of n weights has variance v = Var(w) / (n p^2) and lies v / 2 below log p(x). Where the encoder's
-    weights are good, v is measured and the least wins. Heavy weights (k-hat above 0.7) hide their variance, but not that their
-    log-mean is low: then the last wins that gains most of what can be gained by the highest. Of log-means that are about equal,
-    those of longer chains have the lighter tails, and miss fewer modes.
+    weights are good, v is measured and the least wins. Heavy weights (k-hat above 0.7) hide their variance, but not that of their
+    logarithms, s^2: were they log-normal, v would be (exp(s^2) - 1) / n. The least of that wins, with the median of s^2 over the
+    data; log-means themselves are too noisy to choose by.
     """
     if heavy_share(khat(seen[0])) <= FEW:
-        moments = [_moments(log_w)[1] for log_w in seen]
-        return moments.index(min(moments))
-    means = [float(_log_mean(log_w).mean()) for log_w in seen]
-    enough = means[0] + MOST * (max(means) - means[0])
-    return max(i for i, mean in enumerate(means) if mean >= enough)
+        scores = [_moments(log_w)[1] for log_w in seen]
+    else:
+        spreads = [float(log_w.var(-1).median()) for log_w in seen]
+        each = zip(spreads, seen, strict=True)
+        scores = [s + math.log1p(-math.exp(-max(s, 1e-9))) - math.log(log_w.shape[-1]) for s, log_w in each]  # log v
+    return scores.index(min(scores))
 
 
 def _moments(log_w: Tensor) -> tuple[float, float]:
