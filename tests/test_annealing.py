@@ -545,8 +545,10 @@ def test_what_was_learnt_is_kept_only_if_the_pilot_gains(monkeypatch: pytest.Mon
     torch.manual_seed(0)
     model = Aside(1.5)
     x, climb = model.sample(20), tuning.climb
-    learnt = Annealed(model, 4).tune(x, iterations=20)
+    done: list[int] = []
+    learnt = Annealed(model, 4).tune(x, iterations=20, progress=done.append)
     assert learnt.bound > learnt.bound_before
+    assert done == list(range(1, 21))
     worse = lambda *given: (dataclasses.replace(climb(*given)[0], step=torch.full((4, 8), 0.01).double()), 0)  # noqa: E731
     monkeypatch.setattr(tuning, "climb", worse)
     kept = Annealed(model, 4).tune(x, iterations=20)

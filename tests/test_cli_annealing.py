@@ -49,7 +49,7 @@ def heavy(monkeypatch: pytest.MonkeyPatch) -> None:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pilot and a picture of few weights, constants after a few iterations."""
     climb = tuning.climb
-    monkeypatch.setattr(tuning, "climb", lambda model, data, start, _, mixing: climb(model, data, start, 5, mixing))
+    monkeypatch.setattr(tuning, "climb", lambda model, data, start, _, *more: climb(model, data, start, 5, *more))
     monkeypatch.setattr(tuning, "STEPS", (0, 4))
     monkeypatch.setattr(tuning, "PILOT", 16)
     monkeypatch.setattr(tuning, "EVALUATIONS", 200)

@@ -14,6 +14,7 @@ from dohyo.annealing.tuning import Tuned, tune
 from dohyo.contract import Model, bound, require
 from dohyo.errors import DohyoError
 
+ITERATIONS = 400  # of Adam in `tune`
 _NAMES = [field.name for field in fields(Constants)]
 
 
@@ -154,7 +155,16 @@ class Annealed(nn.Module):
         log_w = ends.log_ratio + self.model.log_joint(x, z)
         return torch.where(self._count(~ends.alive | ~log_w.isfinite()), torch.inf, log_w)
 
-    def tune(self, x: Tensor, *, iterations: int = 400, seed: int = 0, max_rows: int | None = None, mixing: bool = True) -> Tuned:
+    def tune(
+        self,
+        x: Tensor,
+        *,
+        iterations: int = ITERATIONS,
+        seed: int = 0,
+        max_rows: int | None = None,
+        mixing: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> Tuned:
         """Learn the constants on x, then freeze them; where no number of steps was given, choose that too.
 
         Adam climbs IWAE_8 of the annealed weights through the chains. The data to be evaluated are the best to tune on, and
@@ -167,8 +177,9 @@ class Annealed(nn.Module):
             seed: Of noise and minibatches. Random numbers outside are not touched; `evaluate` with the same seed draws others.
             max_rows: As for `evaluate`.
             mixing: Learn the matrix M too, where z has at most 256 dimensions.
+            progress: Called after each iteration with the number done.
         """
-        tuned = tune(self, x, None if self._choose else self.steps, iterations, seed, max_rows, mixing)
+        tuned = tune(self, x, None if self._choose else self.steps, iterations, seed, max_rows, mixing, progress)
         self.constants = tuned.constants
         return tuned
 

@@ -23,7 +23,9 @@ WIDEST, SLOWLY = 256, 0.1  # the largest z whose momentum is mixed; entries of t
 WARM, WORTH = 3, 50  # iterations before one is recorded, and how many there must be in all
 
 
-def climb(model: Any, data: Tensor, start: Constants, iterations: int, mixing: bool) -> tuple[Constants, int]:
+def climb(
+    model: Any, data: Tensor, start: Constants, iterations: int, mixing: bool, progress: Callable[[int], None] | None = None
+) -> tuple[Constants, int]:
     """Constants learnt on minibatches of the data, and how many chains were lost meanwhile."""
     one, record = Iteration(model, data, start, mixing), data.is_cuda and iterations >= WORTH
     step: Callable[[], None] = one
@@ -35,6 +37,8 @@ def climb(model: Any, data: Tensor, start: Constants, iterations: int, mixing: b
             if record and i == WARM and _never_waits(one.gradients):
                 step = _recorded(one)
             step()
+            if progress is not None:
+                progress(i + 1)
     return one.learnt.constants().frozen(), round(float(one.lost))
 
 

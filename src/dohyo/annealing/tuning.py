@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,14 @@ class Tuned:
 
 
 def tune(
-    annealed: "Annealed", x: Tensor, steps: int | None, iterations: int, seed: int, max_rows: int | None, mixing: bool
+    annealed: "Annealed",
+    x: Tensor,
+    steps: int | None,
+    iterations: int,
+    seed: int,
+    max_rows: int | None,
+    mixing: bool,
+    progress: Callable[[int], None] | None,
 ) -> Tuned:
     """`Annealed.tune`."""
     if x.ndim == 0 or len(x) == 0 or iterations < 0:
@@ -82,7 +90,11 @@ def tune(
         )
     with isolated(annealed, seed + SEED):
         data = x[torch.randperm(len(x)).to(x.device)]
-        pilot = _Pilot(annealed, data, iterations, seed + SEED, most_rows(x, max_rows), mixing)
+
+        def climbing(start: Constants) -> tuple[Constants, int]:
+            return climb(annealed.model, data, start, iterations, mixing, progress)
+
+        pilot = _Pilot(annealed, data, seed + SEED, most_rows(x, max_rows), climbing)
         if steps is None:
             return pilot.choose()
         known = annealed.constants
@@ -92,16 +104,22 @@ def tune(
 class _Pilot:
     """Shuffled data, the first of which are the pilot's, and what is done with them."""
 
-    def __init__(self, annealed: "Annealed", data: Tensor, iterations: int, seed: int, max_rows: int, mixing: bool) -> None:
-        self.annealed, self.data, self.iterations, self.seed = annealed, data, iterations, seed
-        self.max_rows, self.mixing = max_rows, mixing
+    def __init__(
+        self,
+        annealed: "Annealed",
+        data: Tensor,
+        seed: int,
+        max_rows: int,
+        climbing: Callable[[Constants], tuple[Constants, int]],
+    ) -> None:
+        self.annealed, self.data, self.seed, self.max_rows, self.climbing = annealed, data, seed, max_rows, climbing
 
     def learn(self, start: Constants) -> Tuned:
         """Constants learnt from `start` on, unless they are worse on the pilot."""
         before = self.bounds(start)
         if start.steps == 0:
             return Tuned(0, start, float(before.mean()), float(before.mean()), (), 0)
-        learnt, lost = climb(self.annealed.model, self.data, start, self.iterations, self.mixing)
+        learnt, lost = self.climbing(start)
         after = self.bounds(learnt)
         gain = float((after - before).clamp(-100, 100).mean())  # no lost chain may decide alone
         constants, bounds = (learnt, after) if gain >= 0 else (start, before)

@@ -13,9 +13,18 @@ import dohyo
 from dohyo.errors import DohyoError, check_seed
 from dohyo.evaluation import check_sizes, check_target
 from dohyo.files import output_file
-from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table
+from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table, tuning_bar
 from dohyo.lab.evaluations import save_evaluation
-from dohyo.lab.experiments.annealing import CHAINS, EXAMINED, Anneal, Weights, check_anneal, choose_weights, plot_weights
+from dohyo.lab.experiments.annealing import (
+    CHAINS,
+    EXAMINED,
+    ITERATIONS,
+    Anneal,
+    Weights,
+    check_anneal,
+    choose_weights,
+    plot_weights,
+)
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
 from dohyo.lab.folder import EVALUATION, VALUES, write_json
 from dohyo.lab.parsing import Parser
@@ -97,7 +106,9 @@ def run(options: Namespace) -> int:
         raise DohyoError(f"{len(x)} data at this cost would take {total:.2g} log-weights, which takes years; lower --cost")
     fabric = launch(options.device)
     what = f"{options.split} average" if options.average else options.split
-    weights = choose_weights(fabric, options.run, model, x, options.anneal, what, options.seed, options.max_rows)
+    settings = (options.anneal, what, options.seed, options.max_rows)
+    with tuning_bar(ITERATIONS, options.json or not fabric.is_global_zero) as progress:
+        weights = choose_weights(fabric, options.run, model, x, *settings, progress)
     if weights.steps:
         cost = ANNEALED_COST if options.cost is None else options.cost
         estimator = estimator_from(options.estimator, max(cost / weights.each, FEWEST))

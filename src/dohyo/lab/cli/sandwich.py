@@ -9,8 +9,8 @@ from jsonargparse import Namespace
 import dohyo
 from dohyo.errors import DohyoError, check_seed
 from dohyo.evaluation import check_sizes, isolated
-from dohyo.lab.cli.screen import number, say, show_table
-from dohyo.lab.experiments.annealing import Anneal, check_anneal, choose_weights
+from dohyo.lab.cli.screen import number, say, show_table, tuning_bar
+from dohyo.lab.experiments.annealing import ITERATIONS, Anneal, check_anneal, choose_weights
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import SANDWICH, write_json
 from dohyo.lab.parsing import Parser
@@ -56,7 +56,8 @@ def run(options: Namespace) -> int:
     with isolated(model, options.seed + SEED):
         x = model.sample_joint(TUNED_ON)[1]
     settings = (options.anneal, "simulated", options.seed, options.max_rows)
-    weights = choose_weights(fabric, options.run, model, x, *settings)
+    with tuning_bar(ITERATIONS, options.json or not fabric.is_global_zero) as progress:
+        weights = choose_weights(fabric, options.run, model, x, *settings, progress)
     found = dohyo.sandwich(weights.model, options.count, chains=options.chains, seed=options.seed, max_rows=options.max_rows)
     report = {"run": str(options.run), "seed": options.seed, **found.to_dict(), "warnings": list(weights.warnings)}
     leave(fabric)

@@ -5,7 +5,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,14 @@ def progress_bar(completed: str, quiet: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(completed), TimeElapsedColumn(), TextColumn("left"),
                TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False))  # fmt: skip
     return Progress(*columns, console=console(), disable=quiet)
+
+
+@contextlib.contextmanager
+def tuning_bar(iterations: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar for the tuning of chains, which appears when that begins: to be called with the iterations done."""
+    with Progress(console=console(), disable=quiet, transient=True) as progress:
+        task = progress.add_task("tuning chains", total=iterations, visible=False)
+        yield lambda done: progress.update(task, completed=done, visible=True)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Better weights for a trained run: whether they are needed, chains tuned for its data, and their constants beside it."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.annealing import Annealed
+from dohyo.annealing.annealed import ITERATIONS
 from dohyo.annealing.chain import check_density
 from dohyo.contract import bound
 from dohyo.diagnostics import khat
@@ -54,7 +56,15 @@ class Weights:
 
 
 def choose_weights(
-    fabric: Fabric, folder: Path, model: Any, x: Tensor, anneal: Anneal, what: str, seed: int, max_rows: int | None
+    fabric: Fabric,
+    folder: Path,
+    model: Any,
+    x: Tensor,
+    anneal: Anneal,
+    what: str,
+    seed: int,
+    max_rows: int | None,
+    progress: Callable[[int], None] | None = None,
 ) -> Weights:
     """The weights to use for x. `auto` keeps the encoder's where k-hat finds them good, and else lets a pilot choose.
 
@@ -62,6 +72,7 @@ def choose_weights(
 
     Args:
         what: A name for the data in that file.
+        progress: Called with the number of iterations done, while chains are tuned.
     """
     check_anneal(anneal)
     if anneal == 0:
@@ -72,7 +83,7 @@ def choose_weights(
     x, model = x.to(fabric.device), model.to(fabric.device)
     found: tuple[Values | None, str] = (None, "")
     if fabric.is_global_zero:
-        found = _constants(folder, model, x, anneal, what, stamp, seed, max_rows)
+        found = _constants(folder, model, x, anneal, what, stamp, seed, max_rows, progress)
     constants, reason = fabric.broadcast(found)
     if constants is None:
         return Weights(model, 0, (f"the weights cannot be annealed: {reason}",) if reason else ())
@@ -88,7 +99,15 @@ def check_anneal(anneal: Anneal) -> None:
 
 
 def _constants(
-    folder: Path, model: Any, x: Tensor, anneal: Anneal, what: str, stamp: Values, seed: int, max_rows: int | None
+    folder: Path,
+    model: Any,
+    x: Tensor,
+    anneal: Anneal,
+    what: str,
+    stamp: Values,
+    seed: int,
+    max_rows: int | None,
+    progress: Callable[[int], None] | None,
 ) -> tuple[Values | None, str]:
     """The constants of the chains to use; None for the encoder's weights, and why, where that is not by choice."""
     path, remedy = folder / ANNEALING, "remove it: the constants are then tuned again"
@@ -106,7 +125,7 @@ def _constants(
             if heavy_share(shapes) <= GOOD and not bool((shapes > WORST).any()):
                 return None, ""
         annealed = Annealed(model, None if anneal == "auto" else anneal)
-        tuned = annealed.tune(x, seed=seed, max_rows=max_rows)
+        tuned = annealed.tune(x, iterations=ITERATIONS, seed=seed, max_rows=max_rows, progress=progress)
     except DohyoError as error:
         if anneal != "auto":
             raise
