@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.annealing import Annealed
-from dohyo.annealing.annealed import ITERATIONS
+from dohyo.annealing.annealed import ITERATIONS as ITERATIONS  # for the bar of the commands
 from dohyo.annealing.chain import check_density
 from dohyo.contract import bound
 from dohyo.diagnostics import khat
