@@ -79,7 +79,7 @@ def choose_weights(
         return Weights(model)
     if anneal != "auto":
         check_density(model)
-    stamp = {"anneal": anneal, "seed": seed, "parameters": _parameters(model), "data": checksum(x)}
+    stamp = {"anneal": anneal, "iterations": ITERATIONS, "seed": seed, "parameters": _parameters(model), "data": checksum(x)}
     x, model = x.to(fabric.device), model.to(fabric.device)
     found: tuple[Values | None, str] = (None, "")
     if fabric.is_global_zero:
