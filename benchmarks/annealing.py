@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from benchmarks.weights import environment, load_images, save, train_vae
 STEPS = ("0", "4", "16", "auto")  # auto: chosen by the pilot
 EVALUATIONS, BOUNDS = 1_000, 16  # of p(x, z) for one estimate of a datum; log-means of each
 KHAT_WEIGHTS = 200
+KINDS = ("mnist", "rotated", "omniglot")
 TRUE_REPEATS = 4  # of MultilevelRR on the way to the truth
 DIGITS_SEEDS = 3
 
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument(
         "--parameters", type=Path, nargs="*", default=[], help="state dicts of VAEs, or checkpoints that hold one"
     )
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="of images")
     parser.add_argument("--images", type=int, default=200, help="of each kind")
     parser.add_argument("--truth", type=int, default=1_000_000, help="evaluations for each datum by each way to the truth")
     parser.add_argument("--long", type=int, nargs=2, default=(1024, 512), help="leapfrogs of the chains on these two ways")
@@ -53,13 +56,12 @@ def main() -> None:
     options = parser.parse_args()
     if not options.parameters and not options.digits:
         parser.error("give --parameters FILE, or --digits")
-    begin, found = time.perf_counter(), {}
-    for path in [None] if options.digits else options.parameters:
-        found[path.stem if path else "digits"] = on_images(path, options) if path else on_digits(options)
+    begin = time.perf_counter()
+    file = "annealing_digits.json" if options.digits else "annealing_known.json" if options.known else "annealing.json"
+    for found in all_digits(options) if options.digits else all_images(options):
         config = environment() | {
             "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device,
             "images": options.images,
-            "truth_evaluations": options.truth,
             "seed": options.seed,
             "iterations": options.iterations,
             "evaluations": EVALUATIONS,
@@ -68,19 +70,20 @@ def main() -> None:
             "khat_weights": KHAT_WEIGHTS,
             "seconds": time.perf_counter() - begin,
         }
-        file = "annealing_digits.json" if options.digits else "annealing_known.json" if options.known else "annealing.json"
-        save(options.out / file, plain({"config": config, "models": found}))  # after each model, so that none is lost
+        save(options.out / file, plain({"config": config, "models": found}))  # after each table, so that none is lost
 
 
-def on_images(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """A table for each kind of images."""
-    torch.manual_seed(options.seed)
-    model, tables = load_vae(path).to(options.device), {}
-    for kind, x in images(options.images, options.seed).items():
-        known = json.loads(options.known.read_text())["models"][path.stem][kind]["truth"] if options.known else None
-        tables[kind] = table(model, x.to(options.device), known, options)
-        show(f"{path.stem}, {kind}", tables[kind])
-    return tables
+def all_images(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """For each model a table for each kind of images; all that is known so far, again and again."""
+    found: dict[str, Any] = {path.stem: {} for path in options.parameters}
+    for path in options.parameters:
+        torch.manual_seed(options.seed)
+        model, of_each = load_vae(path).to(options.device), images(options.images, options.seed)
+        for kind in options.kinds:
+            known = json.loads(options.known.read_text())["models"][path.stem][kind]["truth"] if options.known else None
+            found[path.stem][kind] = table(model, of_each[kind].to(options.device), known, options)
+            show(f"{path.stem}, {kind}", found[path.stem][kind])
+            yield found
 
 
 def load_vae(path: Path) -> VAE:
@@ -147,6 +150,7 @@ def the_truth(model: VAE, x: Tensor, options: argparse.Namespace) -> dict[str, A
         "difference": other.mean - float(truth.mean()),
         "difference_in_stderr": (other.mean - float(truth.mean())) / math.hypot(noise, other.noise_stderr or math.nan),
         "leapfrogs": list(options.long),
+        "evaluations": options.truth,
         "lost": first.lost + second.lost,
     }
 
@@ -183,7 +187,7 @@ def row(annealed: Annealed, x: Tensor, truth: dict[str, Any], seed: int, unbiase
     return found | khat | {"trusted": judged.verdict.trusted, "lost": annealed.lost}
 
 
-def on_digits(options: argparse.Namespace) -> dict[str, Any]:
+def all_digits(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """For several small VAEs, the variance times cost of what auto chooses in units of the encoder's."""
     found = {}
     for seed in range(options.seed, options.seed + DIGITS_SEEDS):
@@ -202,7 +206,7 @@ def on_digits(options: argparse.Namespace) -> dict[str, Any]:
             "ratio": 1.0 if tuned.steps == 0 else products["auto"] / products["encoder"],  # else it is the encoder itself
         }
         print(f"digits, seed {seed}: {found[f'seed {seed}']}", flush=True)
-    return found
+        yield {"digits": found}
 
 
 def variance_times_cost(annealed: Annealed, x: Tensor) -> float:
