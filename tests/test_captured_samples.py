@@ -74,7 +74,7 @@ def _runs_alone(kind: str, seeds: tuple[int, ...], tolerance: float, **changes: 
         ("kl", {}),
         ("kl", {"estimator": "iwae", "optimiser": "rmsprop", "clip_decoder": 0.1}),
         ("kl", {"encoder": "variance", "baseline": "target", "k_draw": "batch"}),
-        ("kl", {"encoder": "iwae", "paths": "all"}),
+        ("kl", {"encoder": "iwae", "paths": "all", "k_draw": "stratified"}),
         ("kl", {"encoder": "dreg", "estimator": "multilevel-rr", "cost": 5.0}),
         ("policy", {"entropy": 0.1, "entropy_decay": "linear", "restarts": 2}),
         ("policy", {"encoder": "dreg", "k_draw": "batch", "entropy": 0.1, "baseline": "none"}),

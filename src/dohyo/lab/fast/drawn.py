@@ -16,7 +16,6 @@ from dohyo.lab.fast.padded import Layout, PaddedTables, Shape, layouts
 from dohyo.lab.fast.programs import Program
 from dohyo.lab.fast.sampled import StackedSamplers
 from dohyo.lab.training.processes import one_thread
-from dohyo.laws import uniform
 from dohyo.objectives import ReverseKL
 from dohyo.objectives.weighing import coefficients
 
@@ -67,10 +66,10 @@ class DrawnProgram(Program):
 
     def _counts(self, steps: int, sets: int) -> Tensor:
         """The plans of several steps (steps, sets * batch), each with the numbers that `Estimator.plan` would draw."""
-        estimator, shared = self.objective.estimator, self.objective.shared
-        u = uniform(steps * sets * (1 if shared else self.batch), self.states[0].depth)
-        counts: Tensor = estimator.terms(estimator.depth_law.quantile(u)).view(steps, -1)
-        return counts.repeat_interleave(self.batch, 1) if shared else counts
+        objective, depth = self.objective, self.states[0].depth
+        batches = [1 if objective.shared else self.batch] * (steps * sets)
+        counts = torch.cat(objective.estimator.plans(batches, depth, objective.k_draw == "stratified")).view(steps, -1)
+        return counts.repeat_interleave(self.batch, 1) if objective.shared else counts
 
     def _rows(self, counts: Tensor, shapes: list[Shape], numbers: Tensor) -> list[Tensor]:
         """What each step reads, on the device: its layout, then its numbers in the same type."""
