@@ -107,7 +107,7 @@ def test_a_layout_is_its_plan() -> None:
         total, layout = int(plan.sum()), Layout.read(row, shape)
         assert torch.equal(layout.rows[:total], dohyo.rows(plan) % 10)
         log_w, each = torch.randn(2, shape.rows, dtype=torch.float64), torch.randn(2, 20, dtype=torch.float64)
-        rows, sums = PaddedTables(compiling=False)(function, log_w, layout, shape, each.flatten())
+        rows, sums = PaddedTables(compiling=False)(function, log_w, layout, each.flatten())
         assert not bool(rows[:, total:].any())
         for run in range(2):
             of_rows, of_data = through_tables(function, log_w[run, :total], plan, each[run])
