@@ -29,7 +29,7 @@ CASES: list[Any] = [
     pytest.param("sumo", "variance", {"k_draw": "stratified", "clip_datum": 2.0}, marks=pytest.mark.slow),
     pytest.param("multilevel-rr", "dreg", {"k_draw": "datum"}, marks=pytest.mark.slow),
 ]
-SMALLER_LAST: dict[str, Any] = {"batch_size": 500}  # of 1,437 data
+SMALLER_LAST: dict[str, Any] = {"batch_size": 500}  # of 1,297 data
 
 
 class Jittered(VAE):

@@ -64,7 +64,7 @@ def test_a_stratified_k(kind: str) -> None:
             objective = Reinforce(estimator, lambda x: x.sum(-1), k_draw=k_draw)
         made = Spy(**{"data": 12, "hidden": 4, "latent": 2} if kind != "policy" else {"variables": 12, "hidden": 4})
         assert not objective.shared  # so that processes draw their own
-        for _ in range(400):
+        for _ in range(100):
             objective(made, x, generator)
         return torch.stack(seen) - 1
 
