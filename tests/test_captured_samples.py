@@ -74,7 +74,7 @@ def _runs_alone(kind: str, seeds: tuple[int, ...], tolerance: float, **changes: 
         ("kl", {}),
         ("kl", {"estimator": "iwae", "optimiser": "rmsprop", "clip_decoder": 0.1}),
         ("kl", {"encoder": "variance", "baseline": "target", "k_draw": "batch"}),
-        ("kl", {"encoder": "iwae", "paths": "all"}),
+        ("kl", {"encoder": "iwae", "paths": "all", "k_draw": "stratified"}),
         ("kl", {"encoder": "dreg", "estimator": "multilevel-rr", "cost": 5.0}),
         ("policy", {"entropy": 0.1, "entropy_decay": "linear", "restarts": 2}),
         ("policy", {"encoder": "dreg", "k_draw": "batch", "entropy": 0.1, "baseline": "none"}),
@@ -107,7 +107,7 @@ def test_a_layout_is_its_plan() -> None:
         total, layout = int(plan.sum()), Layout.read(row, shape)
         assert torch.equal(layout.rows[:total], dohyo.rows(plan) % 10)
         log_w, each = torch.randn(2, shape.rows, dtype=torch.float64), torch.randn(2, 20, dtype=torch.float64)
-        rows, sums = PaddedTables(compiling=False)(function, log_w, layout, shape, each.flatten())
+        rows, sums = PaddedTables(compiling=False)(function, log_w, layout, each.flatten())
         assert not bool(rows[:, total:].any())
         for run in range(2):
             of_rows, of_data = through_tables(function, log_w[run, :total], plan, each[run])

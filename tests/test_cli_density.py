@@ -248,7 +248,6 @@ def test_config_files(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["train", "--replicas", "0", "--out", "x"], "replicas is 0; it must be at least 1"),
         (["train", "--max-terms", "0", "--out", "x"], "max_terms is 0; it must be at least 1"),
         (["train", "--program", "capturd", "--out", "x"], "did you mean 'captured'"),
-        (["train", "--k-draw", "datum", "--program", "captured", "--out", "x"], "use --k-draw batch, or --program plain"),
         (["train", "--device", "cuda", "--out", "x"], "no CUDA GPU"),
         (["train", "--device", "tpu", "--out", "x"], "unknown device 'tpu'"),
         (["evaluate", "a", "--device", "tpu"], "unknown device 'tpu'"),

@@ -287,6 +287,15 @@ def test_stratified_plans_keep_the_law_of_each_datum() -> None:
     assert float(spread) < 0.7 * float(plain)
 
 
+@pytest.mark.parametrize("stratified", [False, True])
+def test_plans_at_once_are_those_of_single_calls(stratified: bool) -> None:
+    batches = [1, 20, 20, 7]
+    one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+    for found, batch in zip(SUMO(2).plans(batches, one, stratified), batches, strict=True):
+        assert torch.equal(found, SUMO(2).plan(batch, other, stratified=stratified))
+    assert torch.equal(one.get_state(), other.get_state())
+
+
 def test_at_cost() -> None:
     assert SUMO.at_cost(15) == SUMO(10)
     assert SUMO.at_cost(50) == SUMO(45)

@@ -1,6 +1,7 @@
 """Losses of the objectives against autograd on the definitions."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor
 
 import dohyo
 from dohyo import ELBO, IWAE, JVI, SUMO, Estimator, Finite, MultilevelRR, SymmetricSUMO
-from dohyo.models import VAE
-from dohyo.objectives import MaximumLikelihood
+from dohyo.models import VAE, GaussianLVM, LatentPolicy
+from dohyo.objectives import MaximumLikelihood, Reinforce, ReverseKL
 from dohyo.objectives.weighing import baselines
 
 X = torch.rand(6, 12, generator=torch.Generator().manual_seed(0)).round()
@@ -39,6 +40,38 @@ def test_theta_follows_the_estimator(estimator: Estimator, k_draw: str) -> None:
     torch.testing.assert_close(losses.numbers["train_nll"], -expected.detach())
     theta = list(model.decoder_parameters())
     torch.testing.assert_close(gradients(losses.loss, theta), gradients(-expected.mean(), theta))
+
+
+@pytest.mark.parametrize("kind", ["likelihood", "kl", "policy"])
+def test_a_stratified_k(kind: str) -> None:
+    """In every batch of 8 a K of probability 1/4 comes exactly twice, and to each datum as often; with "datum" it does not."""
+    estimator, x = SUMO(1, Finite((0.25, 0.75))), torch.rand(8, 12).round()
+    seen: list[Tensor] = []
+
+    class Spy(GaussianLVM if kind == "kl" else LatentPolicy if kind == "policy" else VAE):  # type: ignore[misc]
+        def bind(self, x: Tensor, **options: bool) -> Any:
+            source = super().bind(x, **options)
+            return lambda rows: (seen.append(rows.bincount(minlength=8)), source(rows))[1]
+
+    def depths(k_draw: str) -> Tensor:
+        seen.clear()
+        generator = torch.Generator().manual_seed(0)
+        if kind == "likelihood":
+            objective: Any = MaximumLikelihood(estimator, k_draw=k_draw)
+        elif kind == "kl":
+            objective = ReverseKL(estimator, lambda x: -x.square().sum(-1), k_draw=k_draw)
+        else:
+            objective = Reinforce(estimator, lambda x: x.sum(-1), k_draw=k_draw)
+        made = Spy(**{"data": 12, "hidden": 4, "latent": 2} if kind != "policy" else {"variables": 12, "hidden": 4})
+        assert not objective.shared  # so that processes draw their own
+        for _ in range(100):
+            objective(made, x, generator)
+        return torch.stack(seen) - 1
+
+    few = (depths("stratified") == 1).double()
+    assert bool((few.sum(1) == 2).all())
+    assert float((few.mean(0) - 0.25).abs().max()) < 4.9 * (0.25 * 0.75 / len(few)) ** 0.5
+    assert not bool(((depths("datum") == 1).sum(1) == 2).all())
 
 
 @pytest.mark.parametrize("baseline", [0.0, -7.5])

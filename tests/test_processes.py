@@ -95,7 +95,7 @@ Path(f"rank{fabric.global_rank}.json").write_text(json.dumps({"seen": seen[:5], 
 """
 
 
-@pytest.mark.parametrize("k_draw", ["batch", "datum"])
+@pytest.mark.parametrize("k_draw", ["batch", "datum", pytest.param("stratified", marks=pytest.mark.slow)])
 def test_ranks_share_parameters_and_a_batch_k_but_not_data(tmp_path: Path, k_draw: str) -> None:
     (tmp_path / "probe.py").write_text(PROBE)
     done = run("probe.py", k_draw, folder=tmp_path)
@@ -110,6 +110,8 @@ def test_ranks_share_parameters_and_a_batch_k_but_not_data(tmp_path: Path, k_dra
     else:
         assert counts[0] != counts[1]
         assert all(len(set(c)) > 1 for c in counts[0])
+        halves = [c.count(3) == 25 for rank in counts for c in rank]  # K is 1 with probability 1/2
+        assert all(halves) if k_draw == "stratified" else not all(halves)
     assert [step[1] for step in ranks[0]["seen"]] != [step[1] for step in ranks[1]["seen"]]
 
 

@@ -90,7 +90,7 @@ def test_one_estimate_as_value_and_as_score_is_biased() -> None:
     def shared() -> Tensor:
         with torch.no_grad():
             x = policy.sample(500)
-        one = weigh(policy, x, ROULETTE, "same", generator, False)
+        one = weigh(policy, x, ROULETTE, "same", generator, "datum")
         gain = -one.log_px
         gain = gain - (gain.sum() - gain) / 499
         return -dot(gain[one.rows] * one.value, one.log_w) / 500

@@ -3,6 +3,7 @@
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -72,10 +73,14 @@ class Estimator(ABC):
         """
         if batch < 0 or (shared and stratified):
             raise DohyoError(f"batch is {batch}, shared {shared}: batch must be at least 0; a shared K cannot be stratified")
-        u = uniform(1 if shared else batch, generator)
-        if stratified:
-            u = (torch.randperm(batch, generator=generator, device=u.device) + u) / batch
+        u = _in_strata(batch, generator) if stratified else uniform(1 if shared else batch, generator)
         return self.terms(self.depth_law.quantile(u)).expand(batch).clone()
+
+    def plans(self, batches: Sequence[int], generator: torch.Generator | None = None, stratified: bool = False) -> list[Tensor]:
+        """The counts of a call of `plan` for each batch, drawn at once; for a generator on the CPU."""
+        strata = [_in_strata(batch, generator) for batch in batches] if stratified else []
+        u = torch.cat(strata) if strata else uniform(sum(batches), generator)
+        return list(self.terms(self.depth_law.quantile(u)).split(list(batches)))
 
     def shared_plans(self, steps: int, generator: torch.Generator | None = None) -> list[int]:
         """The counts of `steps` calls of `plan(batch, generator, shared=True)`, drawn at once; for a generator on the CPU."""
@@ -134,6 +139,12 @@ class Estimator(ABC):
         if self.target_terms is None:
             return "neither a bound nor unbiased"
         return "unbiased" if self.target_terms == math.inf else f"unbiased for IWAE_{self.target_terms:.0f}"
+
+
+def _in_strata(batch: int, generator: torch.Generator | None) -> Tensor:
+    """One uniform number from each of `batch` equal parts of (0, 1], in random order."""
+    u = uniform(batch, generator)
+    return (torch.randperm(batch, generator=generator, device=u.device) + u) / batch
 
 
 def name_of(cls: type) -> str:

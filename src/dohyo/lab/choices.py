@@ -62,6 +62,7 @@ CHOICES: dict[str, dict[str, str]] = {
     "k_draw": {
         "batch": "one K for all data or samples of a step",
         "datum": "one K for each",
+        "stratified": "one K for each, spread evenly over the law of K",
     },
     "baseline": {
         "zero": "zero, as in the paper",

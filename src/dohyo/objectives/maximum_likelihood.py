@@ -35,7 +35,8 @@ class MaximumLikelihood:
             the jackknife, and "dreg" for unbiased estimators, because it did better than "variance" on MNIST
             (results/mnist_300_epochs.json).
         k_draw: "batch": one K for the whole batch, so that huge weights and clipping are limited to rare steps; "datum": one K
-            for each datum, so that every batch has a few huge weights.
+            for each datum, so that every batch has a few huge weights; "stratified": the same, spread evenly over the law of K,
+            so that every batch has about as many log-weights.
         baseline: "zero" as in the paper, or "running": the encoder then minimises the mean of (estimate - c)^2 with c a
             running mean of earlier batches' IWAE_n. Any c that is independent of the batch's own noise leaves the expected
             gradient unchanged; a c from the same noise would not.
@@ -85,7 +86,7 @@ class MaximumLikelihood:
             baseline: c, for encoder "variance"; one number for all data, or one for each datum.
         """
         encoder = str(self.encoder)
-        plan = Plan.of(self.estimator.plan(len(x), generator, shared=self.shared), x.device)
+        plan = Plan.of(self.estimator.plan(len(x), generator, self.shared, self.k_draw == "stratified"), x.device)
         given = baselines(baseline, x, encoder)
         if through_chains(model):
             return self._through_chains(model, x, plan, given)

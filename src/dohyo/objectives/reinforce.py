@@ -34,7 +34,7 @@ class Reinforce:
         entropy: lambda, relative to the scaled reward; a function if it changes during training.
         scale: What rewards are divided by; a function if it is known only when training begins.
         baseline: "leave-one-out" or "none".
-        k_draw: "datum", one K for each sample, or "batch".
+        k_draw: "datum", one K for each sample; "stratified", spread evenly over the law of K; or "batch".
 
     Example:
         >>> import dohyo
@@ -88,7 +88,7 @@ class Reinforce:
         rewards = self.reward(x)
         earned = self._scaled(rewards)
         encoder, count = str(self.encoder), 2 if entropy > 0 else 1
-        both = [weigh(policy, x, self.estimator, encoder, generator, self.shared) for _ in range(count)]
+        both = [weigh(policy, x, self.estimator, encoder, generator, self.k_draw) for _ in range(count)]
         gained, size = [], count * len(x)
         loss = torch.zeros((), device=x.device)
         for one, other in zip(both, reversed(both), strict=True):

@@ -49,7 +49,7 @@ class ReverseKL:
         target: A function x (n, d) -> log p*(x) (n,), up to a constant; see `dohyo.lab.targets`.
         encoder: "sleep" (the default for unbiased estimators), "dreg", "iwae" or "variance"; "same" (the default for
             bounds) follows theta downhill, which is how plain IWAE fails; "iwae" turns the estimator IWAE into minimax.
-        k_draw: "datum", one K for each sample, or "batch".
+        k_draw: "datum", one K for each sample; "stratified", spread evenly over the law of K; or "batch".
         paths: The parts of the gradient to keep (`PATHS`); by default "all" for bounds, "x" for unbiased estimators
             ("decoder" with encoder "dreg", which works with no other).
         baseline: For encoder "variance": "zero", as in the paper, or "target": log p*(x) plus a running mean, which is near
@@ -104,7 +104,7 @@ class ReverseKL:
         leaf = x.detach().requires_grad_()
         log_target = self.target(leaf)
         about = log_target.detach().double() + baseline if self.running_baseline else 0.0
-        weighed = weigh(model, leaf, self.estimator, encoder, generator, self.shared, about, detach_x=self.paths == "decoder")
+        weighed = weigh(model, leaf, self.estimator, encoder, generator, self.k_draw, about, detach_x=self.paths == "decoder")
         value = dot(weighed.value, weighed.log_w)
         marks = weighed.marks if self.paths != "all" and encoder in ("variance", "iwae", "dreg") else []
         wanted = [leaf, *(mark.outside for mark in marks)]

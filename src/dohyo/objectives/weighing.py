@@ -22,7 +22,7 @@ from dohyo.packing import Plan, through_tables
 
 Encoder = Literal["same", "variance", "iwae", "dreg"]
 SamplingEncoder = Literal["same", "variance", "iwae", "dreg", "sleep"]
-KDraw = Literal["batch", "datum"]
+KDraw = Literal["batch", "datum", "stratified"]
 ENCODERS: dict[str, str] = {
     "same": "follows the estimator itself; only where that is not unbiased for log p(x)",
     "variance": "minimises the estimator's second moment about a baseline (the paper's SUMO^2)",
@@ -114,12 +114,12 @@ def weigh(
     estimator: Estimator,
     encoder: str,
     generator: torch.Generator | None,
-    shared: bool,
+    k_draw: KDraw,
     baseline: float | Tensor = 0.0,
     **options: bool,
 ) -> Weighed:
     """Log-weights for the data x, the estimates of log p(x) that they give, and the coefficients of their gradients."""
-    plan = Plan.of(estimator.plan(len(x), generator, shared=shared), x.device)
+    plan = Plan.of(estimator.plan(len(x), generator, k_draw == "batch", k_draw == "stratified"), x.device)
     log_w, marks = draw_weights(model, x, encoder, plan, **options)
     function = partial(coefficients, estimator=estimator, encoder=encoder)
     found = through_tables(function, log_w.detach(), plan.counts, *baselines(baseline, x, encoder))

@@ -98,10 +98,6 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         _sizes(self.data_shape)
         objective = self.objective()
         bound = objective.estimator.depth_law.cap == 0  # a fixed number of terms
-        if self.program == "captured" and self.k_draw == "datum" and not bound:
-            raise DohyoError(
-                "a step with a K for each datum has no fixed shape to capture; use --k-draw batch, or --program plain"
-            )
         self.encoder = objective.encoder  # the objective checks it, and knows the default
         if self.clip_decoder == "auto":
             self.clip_decoder = 10.0 if bound else 20.0

@@ -114,7 +114,7 @@ class TowardsTarget(OnDraws):
         if estimate == -math.inf:
             raise DohyoError(f"the training estimate is -inf: {self.target.name} was +inf at a draw; {_KEPT}")
         finite = math.isfinite(square)  # it is not where the target's density is zero at a draw
-        count = self.steps * (1 if self.shared else config.batch_size)
+        count = self.steps * (1 if self.shared else config.batch_size)  # with a stratified K the error is smaller than this says
         stderr = math.sqrt(max(0.0, square - estimate**2) / count) if finite else math.inf
         warnings = [*found.warnings, *astray(found, estimate, stderr, self.bound)]
         self.diverged = self.diverged + 1 if warnings else 0

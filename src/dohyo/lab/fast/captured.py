@@ -15,7 +15,7 @@ from torch.optim.adam import adam
 
 from dohyo.lab.fast.finish import Finish, Totals
 from dohyo.lab.fast.stacked import flattened
-from dohyo.packing import even, through_tables
+from dohyo.packing import Plan, even, through_tables
 
 _OPTIONS = {"combo_kernels": True}  # independent kernels become one launch on a GPU
 WIDEST = 256  # steps with more log-weights are rare and run uncompiled: each doubling takes longer to compile
@@ -59,17 +59,18 @@ def bucket_of(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-class CompiledTables:
-    """`packing.through_tables` for equal counts, compiled for each power of two, or for the one number if it never varies."""
+class EvenTables:
+    """`packing.through_tables` for a plan of equal counts that several runs share; compiled for each power of two, or for the
+    one number if it never varies."""
 
-    def __init__(self, varying: bool) -> None:
-        self.varying = varying
+    def __init__(self, compiling: bool, varying: bool) -> None:
+        self.compiling, self.varying = compiling, varying
         self.programs: dict[Any, Callable[..., list[Tensor]]] = {}
         self.kept: dict[Any, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, function: Callable[..., tuple[Tensor, ...]], packed: Tensor, counts: Tensor, *of_each: Tensor) -> Any:
-        n = even(counts)
-        if n is None or n > WIDEST:
+    def __call__(self, function: Callable[..., tuple[Tensor, ...]], packed: Tensor, plan: Plan, *of_each: Tensor) -> Any:
+        n, counts = even(plan.counts), plan.counts.repeat(len(packed) // len(plan.rows))
+        if n is None or n > WIDEST or not self.compiling:
             return through_tables(function, packed, counts, *of_each)
         if (key := (counts.shape, n)) not in self.kept:
             width = bucket_of(n) if self.varying else n

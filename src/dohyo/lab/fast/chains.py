@@ -66,8 +66,7 @@ class StackedChains(Stacked):
         self._run = self._mapped_part if self.compiler is None else self.compiler(self._mapped_part)
 
     def __call__(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
-        count = len(self.models)
-        x, rows = x.unflatten(0, (count, -1)), rows[: len(rows) // count]
+        x = x.unflatten(0, (len(self.models), -1))
         first, last = self._order
         fresh, start, refresh = noise[:first], noise[first:last], noise[last:]
         with torch.no_grad():

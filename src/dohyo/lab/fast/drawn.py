@@ -10,37 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dohyo.lab.fast.captured import compiled, network
-from dohyo.lab.fast.graphs import FilledGraphs
-from dohyo.lab.fast.padded import Layout, PaddedTables, Shape, layouts
-from dohyo.lab.fast.programs import Program
+from dohyo.lab.fast.captured import compiled
+from dohyo.lab.fast.datum import DatumProgram
+from dohyo.lab.fast.padded import Layout, Shape
 from dohyo.lab.fast.sampled import StackedSamplers
 from dohyo.lab.training.processes import one_thread
-from dohyo.laws import uniform
 from dohyo.objectives import ReverseKL
 from dohyo.objectives.weighing import coefficients
 
 
-class DrawnProgram(Program):
+class DrawnProgram(DatumProgram):
     """`Program` for reverse KL and policies."""
 
     objective: Any
 
     def _prepare(self, generators: list[torch.Generator]) -> None:
-        objective, captured = self.objective, self.captured
-        self.batch = self.config.batch_size
-        self.varying = objective.estimator.depth_law.cap > 0
-        models, encoder = [state.model for state in self.states], str(objective.encoder)
-        compiler = network if captured else None
-        self.models: Any = StackedSamplers(models, generators, encoder, compiler, captured and self.varying, objective=objective,
-                                           batch=self.batch)  # fmt: skip
-        self.device = self.models.flat.device
-        self.tables = PaddedTables(captured)
-        self.places: dict[Shape, list[Tensor]] = {}
-        self.reverse_kl = isinstance(objective, ReverseKL)
-        self.best = None if self.reverse_kl else Best(self.tasks, self.device, captured)
-        if captured and self.device.type == "cuda":
-            self.graphs = FilledGraphs(self._step, self.device)
+        super()._prepare(generators)
+        self.reverse_kl = isinstance(self.objective, ReverseKL)
+        self.best = None if self.reverse_kl else Best(self.tasks, self.device, self.captured)
+
+    def _stacked(self, models: Any, generators: Any, encoder: str, compiler: Any, varying: bool) -> StackedSamplers:
+        own = {"objective": self.objective, "batch": self.batch}
+        return StackedSamplers(models, generators, encoder, compiler, varying, **own)
 
     def steps(self, orders: Sequence[Iterable[Tensor]]) -> tuple[int, int]:
         numbers = []
@@ -50,15 +41,12 @@ class DrawnProgram(Program):
                 state.progress.step += 1
         with one_thread():
             counts = self._counts(len(numbers), 2 if numbers[0][0] > 0 else 1)
-            totals = counts.unflatten(1, (-1, self.batch)).sum(-1).tolist()
-            most = counts.amax(1).tolist()
-            shapes = [Shape.of(counts.shape[1], sum(own), wide, self.varying) for own, wide in zip(totals, most, strict=True)]
-        rows = self._rows(counts, shapes, torch.tensor(numbers, dtype=torch.float64))
+            laid = self._laid(list(counts), torch.tensor(numbers, dtype=torch.float64))
         if self.graphs is not None:
             self.graphs.ready()
-        for row, shape, own in zip(rows, shapes, totals, strict=True):
-            self._guarded(self._take_drawn, row, shape, own)
-        return len(rows), len(rows) * self.batch
+        for each in laid:
+            self._guarded(self._take_laid, *each)
+        return len(laid), len(laid) * self.batch
 
     def _entropy(self) -> float:
         """The weight of the entropy now; of the first run here, whose task need not be that of the objective."""
@@ -67,56 +55,35 @@ class DrawnProgram(Program):
 
     def _counts(self, steps: int, sets: int) -> Tensor:
         """The plans of several steps (steps, sets * batch), each with the numbers that `Estimator.plan` would draw."""
-        estimator, shared = self.objective.estimator, self.objective.shared
-        u = uniform(steps * sets * (1 if shared else self.batch), self.states[0].depth)
-        counts: Tensor = estimator.terms(estimator.depth_law.quantile(u)).view(steps, -1)
-        return counts.repeat_interleave(self.batch, 1) if shared else counts
+        objective, depth = self.objective, self.states[0].depth
+        batches = [1 if objective.shared else self.batch] * (steps * sets)
+        counts = torch.cat(objective.estimator.plans(batches, depth, objective.k_draw == "stratified")).view(steps, -1)
+        return counts.repeat_interleave(self.batch, 1) if objective.shared else counts
 
-    def _rows(self, counts: Tensor, shapes: list[Shape], numbers: Tensor) -> list[Tensor]:
-        """What each step reads, on the device: its layout, then its numbers in the same type."""
-        rows: dict[int, Tensor] = {}
-        for shape in set(shapes):
-            steps = [step for step, own in enumerate(shapes) if own == shape]
-            made = layouts(counts[steps].to(self.device), shape, self.batch)
-            whole = torch.cat([made, numbers[steps].to(self.device).view(torch.int64)], 1)
-            rows |= dict(zip(steps, whole, strict=True))
-        return [rows[step] for step in range(len(shapes))]
+    def _like(self, shape: Shape) -> list[Tensor]:
+        like: list[Tensor] = self.models.like(self.models.wanted, shape.rows)
+        return like
 
-    def _take_drawn(self, row: Tensor, shape: Shape, totals: list[int]) -> None:
-        def fill(views: list[Tensor]) -> None:
-            views[0].copy_(row)
-            self.models.fill(views[1:], totals)
-
-        def like() -> list[Tensor]:
-            return [row.to("meta"), *self.models.like(shape)]
-
-        if self.graphs is not None:
-            self.graphs(shape, like, fill)
-            return
-        if shape not in self.places:
-            self.places[shape] = [torch.zeros_like(one, device=self.device) for one in like()]
-        fill(self.places[shape])
-        self._step(self.places[shape], shape)
+    def _fill(self, views: list[Tensor], totals: Sequence[int], index: Any) -> None:
+        self.models.fill(views, self.models.wanted, totals)
 
     def _step(self, drawn: Sequence[Tensor], shape: Any) -> None:
         row, *noise = drawn
         layout, (entropy, now) = Layout.read(row, shape), row[shape.numbers :].view(torch.float64)
         log_w, of_theta, *of_phi = self.models(layout.rows, noise)
         seeds_of = self._seeds_of_kl if self.reverse_kl else self._seeds_of_policies
-        outputs, seeds, numbers, level = seeds_of(log_w, of_theta, of_phi, layout, shape, entropy, now)
+        outputs, seeds, numbers, level = seeds_of(log_w, of_theta, of_phi, layout, entropy, now)
         if self.objective.encoder == "sleep":
             outputs, seeds = [*outputs, of_phi[0]], [*seeds, torch.full_like(of_phi[0], -1 / self.batch)]
         wanted = [*self.models.theta, *self.models.phi]
         gradients = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True, materialize_grads=True)
         self.finish(list(gradients), numbers, level)
 
-    def _seeds_of_kl(
-        self, log_w: Tensor, log_target: Tensor, of_phi: list[Tensor], layout: Layout, shape: Shape, *_: Tensor
-    ) -> Any:
+    def _seeds_of_kl(self, log_w: Tensor, log_target: Tensor, of_phi: list[Tensor], layout: Layout, *_: Tensor) -> Any:
         runs, running = len(log_w), self.objective.running_baseline
         baseline = self.finish.totals.baseline.nan_to_num(0.0)[:, None].expand(-1, self.batch).reshape(-1)
         given = [log_target.detach().reshape(-1), *([baseline] if running else [])]
-        found = self.tables(self._kl, log_w.detach(), layout, shape, *given)
+        found = self.tables(self._kl, log_w.detach(), layout, *given)
         estimate, square, level, *coefficients = found
         outputs = [log_w, *(of_phi if self.objective.encoder != "sleep" else [])]
         seeds = [each.to(log_w.dtype) for each in coefficients]
@@ -138,12 +105,12 @@ class DrawnProgram(Program):
         return estimate, whole.square(), iwae - log_target, value / self.batch, *of_phi
 
     def _seeds_of_policies(
-        self, log_w: Tensor, x: Tensor, of_phi: list[Tensor], layout: Layout, shape: Shape, entropy: Tensor, now: Tensor
+        self, log_w: Tensor, x: Tensor, of_phi: list[Tensor], layout: Layout, entropy: Tensor, now: Tensor
     ) -> Any:
         assert self.best is not None
         rewards = self.best(x, now)
         given = [rewards.reshape(-1), entropy.reshape(1)]
-        reward, spread, *coefficients = self.tables(self._policies, log_w.detach(), layout, shape, *given)
+        reward, spread, *coefficients = self.tables(self._policies, log_w.detach(), layout, *given)
         outputs = [log_w, *(of_phi if self.objective.encoder != "sleep" else [])]
         return outputs, [each.to(log_w.dtype) for each in coefficients], {"reward": reward, "entropy": spread}, self._nothing
 

@@ -77,7 +77,7 @@ class Graphs(Replayed):
         key = index.shape[1], n
         if key not in self.recorded:
             if key not in self.seen:
-                plan = Plan.even(index.numel(), n, index.device)
+                plan = Plan.even(index.shape[1], n, index.device)
                 drawn = self.draw(index, plan)
                 if n <= WIDEST:
                     self.seen[key] = plan, [part.to("meta") for part in drawn]

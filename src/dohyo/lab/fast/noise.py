@@ -1,7 +1,7 @@
 """Random numbers from a run's own generator, made when the code asks for them or in advance."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,14 @@ _TAKE_GENERATOR = {
     torch.Tensor.random_, torch.Tensor.cauchy_, torch.Tensor.log_normal_, torch.Tensor.geometric_, torch.poisson, torch.binomial,
     torch._standard_gamma, torch._sample_dirichlet,
 }  # fmt: skip
+
+
+class Piece(NamedTuple):
+    """Noise that a model asks for: its kind and its size, the latter without the rows if there is one for each log-weight."""
+
+    kind: Kind
+    size: torch.Size
+    of_rows: bool = False
 
 
 class FromGenerator(TorchFunctionMode):

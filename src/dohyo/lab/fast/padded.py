@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dohyo.lab.fast.captured import WIDEST, bucket_of, compiled
+from dohyo.lab.fast.stacked import LINE
 
-LINE = 128  # rows come in tables of so many lines, whose length varies
 _NARROWEST = 64  # columns of a table whose width varies: each width is compiled
 
 
@@ -41,10 +41,12 @@ class Layout(NamedTuple):
     counts: Tensor
     rows: Tensor
     cells: Tensor
+    shape: Shape
 
     @classmethod
     def read(cls, numbers: Tensor, shape: Shape) -> "Layout":
-        return cls(*numbers[: shape.numbers].split([shape.data, shape.rows, shape.rows]))
+        counts, rows, cells = numbers[: shape.numbers].split([shape.data, shape.rows, shape.rows])
+        return cls(counts, rows, cells, shape)
 
 
 def layouts(counts: Tensor, shape: Shape, batch: int) -> Tensor:
@@ -70,11 +72,12 @@ class PaddedTables:
         self.programs: dict[Any, Callable[..., Any]] = {}
 
     def __call__(
-        self, function: Callable[..., tuple[Tensor, ...]], log_w: Tensor, layout: Layout, shape: Shape, *of_each: Tensor
+        self, function: Callable[..., tuple[Tensor, ...]], log_w: Tensor, layout: Layout, *of_each: Tensor
     ) -> list[Tensor]:
-        """`function` of the table of all runs' log-weights (runs, rows); tables that it returns come back in rows."""
-        runs, cells = len(log_w), shape.data * shape.width
-        table = log_w.new_full((runs, cells + 1), -torch.inf).index_copy_(1, layout.cells, log_w)
+        """`function` of the table of all runs' log-weights, rows of one after those of another; tables come back as rows."""
+        shape = layout.shape
+        runs, cells = log_w.numel() // shape.rows, shape.data * shape.width
+        table = log_w.new_full((runs, cells + 1), -torch.inf).index_copy_(1, layout.cells, log_w.view(runs, shape.rows))
         arguments = (table[:, :cells].reshape(-1, shape.width), layout.counts.repeat(runs), *of_each)
         run: Callable[..., Any] = function
         if self.compiling and shape.width <= WIDEST:
@@ -82,7 +85,8 @@ class PaddedTables:
             if key not in self.programs:
                 self.programs[key] = compiled(lambda *tensors: list(function(*tensors)), *arguments)
             run = self.programs[key]
-        return [_in_rows(part.view(runs, cells), layout.cells) if part.ndim == 2 else part for part in run(*arguments)]
+        found = run(*arguments)
+        return [_in_rows(part.view(runs, cells), layout.cells).view_as(log_w) if part.ndim == 2 else part for part in found]
 
 
 def _in_rows(table: Tensor, cells: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from dohyo.contract import through_chains
 from dohyo.errors import DohyoError
-from dohyo.lab.fast.captured import CompiledFinish, CompiledTables, network, traced
+from dohyo.lab.fast.captured import CompiledFinish, EvenTables, network, traced
 from dohyo.lab.fast.finish import Finish
 from dohyo.lab.fast.graphs import Graphs
 from dohyo.lab.fast.noise import FromGenerator
-from dohyo.lab.fast.stacked import Unbatchable
+from dohyo.lab.fast.stacked import LINE, Unbatchable
 from dohyo.lab.fast.trial import check_batchable, check_samplers, stack
 from dohyo.lab.training.config import StepConfig
 from dohyo.lab.training.loop import matmul_precision
@@ -27,7 +27,7 @@ from dohyo.lab.training.state import State
 from dohyo.lab.training.tasks import Batches, Objective, OnData, OnDraws, Task
 from dohyo.objectives import MaximumLikelihood
 from dohyo.objectives.weighing import baselines
-from dohyo.packing import Plan, through_tables
+from dohyo.packing import Plan
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, c
     """Choose how to train these models; raise `Unbatchable` if several, or one to be captured, cannot run as one program."""
     task.begin(fabric, config)
     captured, reason = config.captured_on(fabric.device), ""
+    if captured and config.program == "auto" and own_depths(objective):
+        captured, reason = False, "a K for each datum has not been timed on a GPU; program 'captured' can be asked for"
     if captured:
         try:
             _check(models, task, objective, config, fabric, captured=True)
@@ -62,6 +64,11 @@ def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, c
     if not captured and len(models) > 1:
         _check(models, task, objective, config, fabric, captured=False)
     return Choice(captured, reason)
+
+
+def own_depths(objective: Any) -> bool:
+    """Whether the data of one batch have different numbers of log-weights."""
+    return not objective.shared and bool(objective.estimator.depth_law.cap > 0)
 
 
 def _check(
@@ -88,8 +95,6 @@ def _check_on_data(models: list[nn.Module], task: Task[Any], objective: Objectiv
         raise Unbatchable("on data only maximum likelihood can be captured or batched")
     if type(task).batches is not OnData.batches:
         raise Unbatchable(f"{type(task).__name__} makes batches of its own")
-    if not objective.shared and objective.estimator.depth_law.cap > 0:
-        raise Unbatchable("with a K for each datum (k_draw datum) no two steps have the same shape")
     index = torch.zeros(2, dtype=torch.long, device=device)
     x = task.batch(index)
     torch.manual_seed(0)
@@ -97,8 +102,9 @@ def _check_on_data(models: list[nn.Module], task: Task[Any], objective: Objectiv
         again = task.batch(index)
     if not torch.equal(x, again):
         raise Unbatchable("the training data draw random numbers by other ways than torch's generator of their device")
-    rows, varying = torch.tensor([0, 0, 1, 1], device=device), objective.estimator.depth_law.cap > 0
-    check_batchable(models, x, rows, str(objective.encoder), compiler, varying)
+    varying, padded = objective.estimator.depth_law.cap > 0, own_depths(objective)
+    rows = (torch.arange(2 * LINE, device=device) >= 100).long() if padded else torch.tensor([0, 0, 1, 1], device=device)
+    check_batchable(models, x, rows, str(objective.encoder), compiler, varying, padded)
 
 
 class Program:
@@ -120,8 +126,8 @@ class Program:
         compiler = network if captured else None
         self.models: Any = stack([state.model for state in self.states], generators, str(objective.encoder), compiler, varying)
         self.device = self.models.flat.device
-        self.tables: Any = CompiledTables(varying) if captured else through_tables
-        self.encoder_tables: Any = CompiledTables(varying) if captured else through_tables
+        self.tables: Any = EvenTables(captured, varying)
+        self.encoder_tables = EvenTables(captured, varying)
         self.chains = through_chains(self.states[0].model)
         if captured and self.device.type == "cuda":
             self.graphs = Graphs(self._draw, self._step, generators, self.device)
@@ -146,7 +152,7 @@ class Program:
         if self.graphs is not None:
             self.graphs(index, n)
         else:
-            plan = Plan.even(index.numel(), n, index.device)
+            plan = Plan.even(index.shape[1], n, index.device)
             self._step(self._draw(index, plan), plan)
 
     def _guarded(self, take: Callable[..., None], *arguments: Any) -> None:
@@ -160,6 +166,11 @@ class Program:
 
     def _draw(self, index: Tensor, plan: Plan) -> list[Tensor]:
         """All random numbers of a step, in the order in which a run on its own draws them: first its data, then its noise."""
+        x = self._data(index)
+        return [x, *self.models.noise(x, plan.rows)]
+
+    def _data(self, index: Tensor) -> Tensor:
+        """The data of all runs, one after another, each drawn from its own generator."""
         parts = []
         for state, task, own in zip(self.states, self.tasks, index, strict=True):
             if state.noise is None:
@@ -170,8 +181,7 @@ class Program:
                 raise DohyoError(
                     f"{type(task).__name__} gave {len(parts[-1])} data for {len(own)} indices; it must give one for each"
                 )
-        x = torch.cat(parts).contiguous()  # as a recorded step reads it: other strides would be compiled again
-        return [x, *self.models.noise(x, plan.rows)]
+        return torch.cat(parts).contiguous()  # as a recorded step reads it: other strides would be compiled again
 
     def _step(self, drawn: Sequence[Tensor], plan: Any) -> None:
         x, *noise = drawn
@@ -183,11 +193,11 @@ class Program:
         options: Any = {"batch": batch, "dtype": log_w.dtype}
         if self.chains:
             fresh = others[0].detach()
-            *numbers, theta = self.tables(partial(objective.chain_coefficients, **options), log_w.detach(), plan.counts)
-            of_others = self.encoder_tables(partial(objective.encoder_coefficients, **options), fresh, plan.counts, *given)
+            *numbers, theta = self.tables(partial(objective.chain_coefficients, **options), log_w.detach(), plan)
+            of_others = self.encoder_tables(partial(objective.encoder_coefficients, **options), fresh, plan, *given)
         else:
             function = partial(objective.coefficients, **options)
-            *numbers, theta = (found := self.tables(function, log_w.detach(), plan.counts, *given))[:4]
+            *numbers, theta = (found := self.tables(function, log_w.detach(), plan, *given))[:4]
             others = [factor for factor in others if factor.requires_grad]
             of_others = [found[4].view_as(factor) for factor in others]
         wanted, seeds = [*self.models.theta, *self.models.phi], [theta, *of_others]

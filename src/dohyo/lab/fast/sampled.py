@@ -4,7 +4,6 @@ Where theta's loss and phi's differ, the log-weights are computed twice, once fo
 compiler finds that both have the same values; only the backward passes are two, as in the plain objective.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dohyo.contract import bound
-from dohyo.lab.fast.noise import Asked, Given, Kind, fill
-from dohyo.lab.fast.padded import LINE, Shape
-from dohyo.lab.fast.stacked import Stacked, Unbatchable
+from dohyo.lab.fast.noise import Asked, Given, Piece
+from dohyo.lab.fast.stacked import LINE, Stacked
 from dohyo.objectives import ReverseKL
 
 Tensors = dict[str, Tensor]
@@ -56,39 +54,19 @@ class StackedSamplers(Stacked):
     batch: int = 0
 
     def _compile(self, empty: nn.Module) -> None:
-        self.functions = _Functions(empty).train()
+        self.function: Any = _Functions(empty).train()
         theta = {id(leaf) for leaf in self.theta}
         self.of_theta = {name for name, leaf in self.parameters.items() if id(leaf) in theta}
-        self.kinds_joint, self.kinds_weights = self._asked_here(empty)
+        with torch.no_grad(), Asked() as asked:
+            _, x = self.function.joint(self.batch)
+        self.joint = [Piece(*one) for one in asked.noise]
+        self.wanted = [*self.joint, *self.pieces(x)]
         self._run = self._mapped_objective if self.compiler is None else self.compiler(self._mapped_objective)
-
-    def like(self, shape: Shape) -> list[Tensor]:
-        """Tensors on meta with the shapes of a step's noise."""
-        runs, like = len(self.models), next(iter(self.parameters.values())).to("meta")
-        joint = [like.new_empty((runs, *size)) for _, size in self.kinds_joint]
-        return joint + [like.new_empty((runs, shape.rows, *size)) for _, size in self.kinds_weights]
-
-    def fill(self, noise: Sequence[Tensor], totals: Sequence[int]) -> None:
-        """Draw a step's noise, as each model would on its own: that of its samples, then that of each set of log-weights."""
-        joint, weights = noise[: len(self.kinds_joint)], noise[len(self.kinds_joint) :]
-        for replica, generator in enumerate(self.generators):
-            for part, (kind, _) in zip(joint, self.kinds_joint, strict=True):
-                fill(part[replica], kind, generator)
-            start = 0
-            for total in totals:
-                for part, (kind, _) in zip(weights, self.kinds_weights, strict=True):
-                    fill(part[replica, start : start + total], kind, generator)
-                start += total
 
     def __call__(self, rows: Tensor, noise: list[Tensor]) -> list[Tensor]:  # type: ignore[override]
         """What `_mapped_objective` returns, for all models."""
-        first = len(self.kinds_joint)
-        table = LINE, len(rows) // LINE  # as in `Stacked`: one size is fixed, which the compiler makes use of
-        rows, weights = rows.view(table), [part.unflatten(1, table) for part in noise[first:]]
-        if self.compiler is not None and self.varying and table[1] > 1:
-            torch._dynamo.mark_dynamic(rows, 1)
-            for part in weights:
-                torch._dynamo.mark_dynamic(part, 2)
+        first = len(self.joint)
+        rows, weights = self._in_lines(LINE, rows, noise[first:])
         return list(self._run(self.parameters, self.buffers, rows, noise[:first], weights))
 
     def _mapped_objective(
@@ -106,7 +84,7 @@ class StackedSamplers(Stacked):
 
     def _reverse_kl(self, both: Any, theta: Any, phi: Any, rows: Tensor, joint: list[Tensor], weights: list[Tensor]) -> Any:
         """The log-weights that theta follows, log p*(x), and what phi follows: log-weights of its own, or log q(z; x)."""
-        objective, run = self.objective, self.functions
+        objective, run = self.objective, self.function
         z, x = functional_call(run, theta, ("joint", joint, self.batch))
         constant = ({name: value.detach() for name, value in both[0].items()}, both[1])
         direct = constant if objective.paths != "all" else both if objective.encoder == "same" else theta
@@ -116,9 +94,9 @@ class StackedSamplers(Stacked):
 
     def _reinforce(self, both: Any, theta: Any, phi: Any, rows: Tensor, joint: list[Tensor], weights: list[Tensor]) -> Any:
         """The log-weights that theta follows, the samples, and what phi follows."""
-        z, x = (drawn.detach() for drawn in functional_call(self.functions, theta, ("joint", joint, self.batch)))
+        z, x = (drawn.detach() for drawn in functional_call(self.function, theta, ("joint", joint, self.batch)))
         direct = both if self.objective.encoder == "same" else theta
-        log_w = functional_call(self.functions, direct, ("weights", weights, x, rows))
+        log_w = functional_call(self.function, direct, ("weights", weights, x, rows))
         return log_w, x, *self._of_phi(phi, z, x, rows, weights)
 
     def _of_phi(self, phi: Any, z: Tensor, x: Tensor, rows: Tensor, weights: list[Tensor]) -> list[Tensor]:
@@ -126,20 +104,6 @@ class StackedSamplers(Stacked):
         if encoder == "same":
             return []
         if encoder == "sleep":
-            return [functional_call(self.functions, phi, ("log_q", [], x, z))]
+            return [functional_call(self.function, phi, ("log_q", [], x, z))]
         options = {"detach_posterior": True} if encoder == "dreg" else {}
-        return [functional_call(self.functions, phi, ("weights", weights, x, rows), options)]
-
-    def _asked_here(self, empty: nn.Module) -> tuple[list[tuple[Kind, torch.Size]], list[tuple[Kind, torch.Size]]]:
-        """The noise that a model's samples need, and that of each of its log-weights."""
-        with torch.no_grad():
-            with Asked() as joint:
-                _, x = self.functions.joint(self.batch)
-            asked = []
-            for rows in (3, 5):
-                with Asked() as weights:
-                    self.functions.weights(x, torch.zeros(rows, dtype=torch.long, device="meta"))
-                asked.append(weights.noise)
-        if any(a[1] != (3, *a[1][1:]) or b[1] != (5, *a[1][1:]) for a, b in zip(*asked, strict=True)):
-            raise Unbatchable(f"{type(self.models[0]).__name__} draws noise for its log-weights that is not one row for each")
-        return joint.noise, [(kind, size[1:]) for kind, size in asked[0]]
+        return [functional_call(self.function, phi, ("weights", weights, x, rows), options)]

@@ -17,9 +17,10 @@ from torch.nn.functional import pad
 
 from dohyo.contract import bound, marking, split
 from dohyo.errors import DohyoError
-from dohyo.lab.fast.noise import Asked, Given, Kind, fill
+from dohyo.lab.fast.noise import Asked, Given, Kind, Piece, fill
 from dohyo.objectives.weighing import bind_options
 
+LINE = 128  # padded rows come in tables of so many lines, whose length varies
 Options = dict[str, bool]
 Weights = tuple[Tensor, list[Tensor]]
 
@@ -61,6 +62,7 @@ class Stacked:
         encoder: What phi follows, which decides whether the proposal is marked and whether the parameters of log q are constants.
         compiler: How to compile the network, `torch.compile` with its options; None to leave it uncompiled.
         varying: Whether the number of log-weights changes from step to step.
+        padded: Whether rows are those of a `padded.Layout`, and not equally many for each datum.
     """
 
     models: Sequence[nn.Module]
@@ -68,7 +70,8 @@ class Stacked:
     encoder: str
     compiler: Callable[[Any], Any] | None = None
     varying: bool = False
-    _wanted: dict[Any, list[tuple[Kind, torch.Size]]] = field(default_factory=dict)
+    padded: bool = False
+    _pieces: dict[Any, list[Piece]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         first = self.models[0]
@@ -100,10 +103,15 @@ class Stacked:
             stacked.copy_(self._buffers(name.removeprefix("model.")))
 
     def __call__(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
-        """Log-weights of x and the marks' factors; each model must have the same number of data, each datum of rows."""
-        count = len(self.models)
-        x, rows = x.unflatten(0, (count, -1)), rows[: len(rows) // count]
-        table = x.shape[1], len(rows) // x.shape[1]  # the shape of rows, and of noise with rows; its first size is fixed
+        """Log-weights of x, the data of all models, and the marks' factors; rows are of one model, and the same for all."""
+        x = x.unflatten(0, (len(self.models), -1))
+        rows, noise = self._in_lines(LINE if self.padded else x.shape[1], rows, noise)
+        log_w, factors = self._program(self.parameters, x, rows, noise)
+        return log_w.flatten(), factors
+
+    def _in_lines(self, lines: int, rows: Tensor, noise: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Rows, and noise with rows, as tables of so many lines: one size is fixed, which the compiler makes use of."""
+        table = lines, len(rows) // lines
         noise = [part.unflatten(1, table) if part.shape[1:2] == rows.shape else part[:, None] for part in noise]
         rows = rows.view(table)
         if self.compiler is not None and self.varying and table[1] > 1:
@@ -111,23 +119,54 @@ class Stacked:
             for part in noise:
                 if part.shape[1:3] == table:  # perhaps by coincidence: this n then gets a separate program
                     torch._dynamo.maybe_mark_dynamic(part, 2)
-        log_w, factors = self._program(self.parameters, x, rows, noise)
-        return log_w.flatten(), factors
+        return rows, noise
 
     def noise(self, x: Tensor, rows: Tensor) -> list[Tensor]:
         """The noise for these arguments, made by each model's own generator."""
-        count = len(self.models)
-        x, rows = x[: len(x) // count], rows[: len(rows) // count]
-        key = len(x), len(rows)
-        if key not in self._wanted:  # on meta tensors nothing is computed, so nothing is added to a recording
-            with torch.no_grad():
-                self._wanted[key] = self._asked(x.to("meta"), rows.to("meta"))
-        like = next(iter(self.parameters.values()))
-        noise = [like.new_empty((count, *shape)) for _, shape in self._wanted[key]]
-        for replica, generator in enumerate(self.generators):
-            for part, (kind, _) in zip(noise, self._wanted[key], strict=True):
-                fill(part[replica], kind, generator)
+        x = x[: len(x) // len(self.models)]
+        pieces = self.pieces(x) if self.padded else self._exact_pieces(x, rows)
+        noise = [torch.empty_like(part, device=self.flat.device) for part in self.like(pieces, len(rows))]
+        self.fill(noise, pieces, [len(rows)])
         return noise
+
+    def like(self, pieces: Sequence[Piece], rows: int) -> list[Tensor]:
+        """Tensors on meta with the shapes of this noise of all models."""
+        like = self.flat.to("meta")
+        return [like.new_empty((len(self.models), *([rows] if of_rows else []), *size)) for _, size, of_rows in pieces]
+
+    def fill(self, noise: Sequence[Tensor], pieces: Sequence[Piece], totals: Sequence[int]) -> None:
+        """Draw noise as each model would on its own, for one set of log-weights after another."""
+        for replica, generator in enumerate(self.generators):
+            start = 0
+            for total in totals:
+                for part, (kind, _, of_rows) in zip(noise, pieces, strict=True):
+                    if of_rows:
+                        fill(part[replica, start : start + total], kind, generator)
+                    elif start == 0:
+                        fill(part[replica], kind, generator)
+                start += total
+
+    def pieces(self, x: Tensor) -> list[Piece]:
+        """The noise that one model asks for with data like x, for any number of log-weights."""
+        if len(x) not in self._pieces:
+            few, more = (self._exact_pieces(x, torch.zeros(rows, dtype=torch.long)) for rows in (3, 5))
+            self._pieces[len(x)] = [self._piece(*both) for both in zip(few, more, strict=True)]
+        return self._pieces[len(x)]
+
+    def _piece(self, few: Piece, more: Piece) -> Piece:
+        """The piece of which these are the sizes with 3 and with 5 rows."""
+        size = few.size[1:]
+        if few != more and (few.size, more.size) != ((3, *size), (5, *size)):
+            raise Unbatchable(f"{type(self.models[0]).__name__} draws noise for its log-weights that is not one row for each")
+        return few if few == more else Piece(few.kind, size, of_rows=True)
+
+    def _exact_pieces(self, x: Tensor, rows: Tensor) -> list[Piece]:
+        """The same for these rows alone."""
+        key = len(x), len(rows)
+        if key not in self._pieces:  # on meta tensors nothing is computed, so nothing is added to a recording
+            with torch.no_grad():
+                self._pieces[key] = [Piece(*asked) for asked in self._asked(x.to("meta"), rows.to("meta"))]
+        return self._pieces[key]
 
     def _asked(self, x: Tensor, rows: Tensor) -> list[tuple[Kind, torch.Size]]:
         """The kinds and shapes of the noise that one model asks for."""

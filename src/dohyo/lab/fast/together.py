@@ -11,8 +11,9 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from dohyo.errors import DohyoError
+from dohyo.lab.fast.datum import DatumProgram
 from dohyo.lab.fast.drawn import DrawnProgram
-from dohyo.lab.fast.programs import Choice, Program, choose
+from dohyo.lab.fast.programs import Choice, Program, choose, own_depths
 from dohyo.lab.training.config import StepConfig
 from dohyo.lab.training.loop import Diverged, Training, epoch_record
 from dohyo.lab.training.processes import launch
@@ -32,7 +33,9 @@ class Replica(NamedTuple):
 
 def program_of(objective: Objective) -> type[Program]:
     """What takes the steps of this objective."""
-    return Program if isinstance(objective, MaximumLikelihood) else DrawnProgram
+    if not isinstance(objective, MaximumLikelihood):
+        return DrawnProgram
+    return DatumProgram if own_depths(objective) else Program
 
 
 def choose_for(replicas: Sequence[Replica], objective: Objective, fabric: Fabric) -> Choice:

@@ -30,6 +30,7 @@ def check_batchable(
     encoder: str,
     compiler: Callable[[Any], Any] | None = None,
     varying: bool = False,
+    padded: bool = False,
 ) -> None:
     """Raise an `Unbatchable` that says why, if these models cannot be mapped over or traced for a compiler.
 
@@ -39,6 +40,7 @@ def check_batchable(
         encoder: What phi follows, which decides what a model needs.
         compiler: The compiler for the trial; None if nothing will be compiled.
         varying: Whether one program must serve every number of log-weights.
+        padded: Whether each datum has a number of its own; rows are then some multiple of `LINE`.
     """
     name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
     before = [value.clone() for model in copies for value in model.buffers()]
@@ -56,8 +58,8 @@ def check_batchable(
         _check_alike(copies)
         if varying and through_chains(models[0]):
             raise Unbatchable("a random number of chains has no fixed shape")
-        stacked = stack(copies, generators, encoder, compiler, varying)
-        x, rows = x.repeat(len(copies), *(1,) * (x.ndim - 1)), rows.repeat(len(copies))
+        stacked = stack(copies, generators, encoder, compiler, varying, padded)
+        x = x.repeat(len(copies), *(1,) * (x.ndim - 1))
         together, others = stacked(x, rows, stacked.noise(x, rows))
         parts = [together, *(other for other in others if other.requires_grad)]
         torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
@@ -89,8 +91,8 @@ def check_samplers(models: Sequence[nn.Module], task: Any, objective: Any, batch
         _check_alike(copies)
         varying = estimator.depth_law.cap > 0
         stacked = StackedSamplers(copies, generators, str(objective.encoder), compiler, varying, objective=objective, batch=batch)
-        noise = [torch.zeros_like(part, device=device_of(copies[0])) for part in stacked.like(shape)]
-        stacked.fill(noise, totals)
+        noise = [torch.zeros_like(part, device=device_of(copies[0])) for part in stacked.like(stacked.wanted, shape.rows)]
+        stacked.fill(noise, stacked.wanted, totals)
         log_w, *others = stacked(layout.rows, noise)
         parts = [log_w, *(other for other in others if other.requires_grad)]
         torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])

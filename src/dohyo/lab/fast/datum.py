@@ -1,0 +1,103 @@
+"""One program for runs in which every datum has its own number of log-weights.
+
+A step reads its layout (`padded`), its data and its noise. The noise has its exact number, so that the numbers are those of the
+plain loop; what follows it belongs to rows that nobody reads.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from dohyo.lab.fast.captured import network
+from dohyo.lab.fast.graphs import FilledGraphs
+from dohyo.lab.fast.noise import FromGenerator
+from dohyo.lab.fast.padded import Layout, PaddedTables, Shape, layouts
+from dohyo.lab.fast.programs import Program
+from dohyo.lab.fast.stacked import Stacked
+from dohyo.lab.training.processes import one_thread
+from dohyo.lab.training.tasks import Batches
+
+
+class DatumProgram(Program):
+    """`Program` for a K for each datum."""
+
+    def _prepare(self, generators: list[torch.Generator]) -> None:
+        captured, models = self.captured, [state.model for state in self.states]
+        self.batch, self.varying = self.config.batch_size, self.objective.estimator.depth_law.cap > 0
+        compiler = network if captured else None
+        self.models = self._stacked(models, generators, str(self.objective.encoder), compiler, captured and self.varying)
+        self.device, self.chains = self.models.flat.device, False
+        self.tables = PaddedTables(captured)
+        self.places: dict[Shape, list[Tensor]] = {}
+        if captured and self.device.type == "cuda":
+            self.graphs = FilledGraphs(self._step, self.device)
+
+    def _stacked(self, models: Any, generators: list[torch.Generator], encoder: str, compiler: Any, varying: bool) -> Stacked:
+        device = generators[0].device
+        with FromGenerator(torch.Generator(device)):  # the runs' own are left alone
+            self.datum = self.tasks[0].batch(torch.zeros(1, dtype=torch.long, device=device)).to("meta")
+        return Stacked(models, generators, encoder, compiler, varying, padded=True)
+
+    def steps(self, orders: Sequence[Any]) -> tuple[int, int]:
+        batches = Batches(torch.stack([each.order for each in orders]).to(self.device), orders[0].size)
+        sizes = [index.shape[1] for index in batches]
+        with one_thread():
+            stratified = self.objective.k_draw == "stratified"
+            laid = self._laid(self.objective.estimator.plans(sizes, self.states[0].depth, stratified))
+        if self.graphs is not None:
+            self.graphs.ready()
+        for index, each in zip(batches, laid, strict=True):
+            self._guarded(self._take_laid, *each, index)
+            for state in self.states:
+                state.progress.step += 1
+        return len(sizes), sum(sizes)
+
+    def _laid(self, counts: Sequence[Tensor], numbers: Tensor | None = None) -> list[tuple[Tensor, Shape, list[int]]]:
+        """What each step reads, on the device: its layout, then its numbers in the same type. Also its shape, and the number of
+        log-weights in each set of `batch` estimates."""
+        table = pad_sequence(list(counts), batch_first=True)
+        totals = torch.stack([part.sum(1) for part in table.split(self.batch, 1)], 1).tolist()
+        sizes = zip(counts, totals, table.amax(1).tolist(), strict=True)
+        shapes = [Shape.of(len(own), sum(total), most, self.varying) for own, total, most in sizes]
+        rows: dict[int, Tensor] = {}
+        for shape in set(shapes):
+            steps = [step for step, own in enumerate(shapes) if own == shape]
+            made = layouts(table[steps, : shape.data].to(self.device), shape, self.batch)
+            if numbers is not None:
+                made = torch.cat([made, numbers[steps].to(self.device).view(torch.int64)], 1)
+            rows |= dict(zip(steps, made, strict=True))
+        return [(rows[step], *each) for step, each in enumerate(zip(shapes, totals, strict=True))]
+
+    def _take_laid(self, row: Tensor, shape: Shape, totals: list[int], index: Any = None) -> None:
+        def fill(views: list[Tensor]) -> None:
+            views[0].copy_(row)
+            self._fill(views[1:], totals, index)
+
+        def like() -> list[Tensor]:
+            return [row.to("meta"), *self._like(shape)]
+
+        if self.graphs is not None:
+            self.graphs(shape, like, fill)
+            return
+        if shape not in self.places:
+            self.places[shape] = [torch.zeros_like(one, device=self.device) for one in like()]
+        fill(self.places[shape])
+        self._step(self.places[shape], shape)
+
+    def _like(self, shape: Shape) -> list[Tensor]:
+        """Tensors on meta with the shapes of a step's data and noise."""
+        x = self.datum.expand(shape.data, *self.datum.shape[1:])
+        return [x.repeat(len(self.states), *(1,) * (x.ndim - 1)), *self.models.like(self.models.pieces(x), shape.rows)]
+
+    def _fill(self, views: list[Tensor], totals: Sequence[int], index: Any) -> None:
+        """Draw a step's data and noise; rows beyond the noise keep what they hold."""
+        x = self._data(index)
+        views[0].copy_(x)
+        self.models.fill(views[1:], self.models.pieces(x[: index.shape[1]]), totals)
+
+    def _step(self, drawn: Sequence[Tensor], shape: Any) -> None:
+        row, *rest = drawn
+        super()._step(rest, Layout.read(row, shape))
