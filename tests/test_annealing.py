@@ -564,6 +564,7 @@ def test_of_heavy_weights_the_least_spread_for_its_cost_wins_and_of_good_ones_th
     heavy[3][:10, 0] += 30.0  # a few lucky weights make the highest bound
     assert float(heavy[3].logsumexp(-1).mean()) > float(heavy[2].logsumexp(-1).mean())
     assert tuning.preferred(heavy) == 2
+    assert tuning._spread(torch.randn(4000, 5).double()) == pytest.approx(1.0, abs=0.06)  # its median is 0.84
     assert tuning.preferred([*heavy, torch.zeros(64, 1).double().expand(64, 20)]) == 4  # no spread at all
     assert tuning.preferred([light, light[:, :100] + 5.0, light[:, :10]]) == 0
 

@@ -163,9 +163,8 @@ def preferred(seen: list[Tensor]) -> int:
     if heavy_share(khat(seen[0])) <= FEW:
         scores = [_moments(log_w)[1] for log_w in seen]
     else:
-        spreads = [float(log_w.var(-1).median()) for log_w in seen]
-        each = zip(spreads, seen, strict=True)
-        scores = [s + math.log1p(-math.exp(-max(s, 1e-9))) - math.log(log_w.shape[-1]) for s, log_w in each]  # log v
+        each = ((_spread(log_w), log_w.shape[-1]) for log_w in seen)
+        scores = [s + math.log1p(-math.exp(-max(s, 1e-9))) - math.log(n) for s, n in each]  # log v
     return scores.index(min(scores))
 
 
@@ -173,6 +172,12 @@ def _moments(log_w: Tensor) -> tuple[float, float]:
     """The mean over the data of the log-mean of weights (data, n), and of its variance within a datum, to first order."""
     mean, n = _log_mean(log_w), log_w.shape[-1]
     return float(mean.mean()), float((log_w - mean[:, None]).exp().var(-1).mean() / n)
+
+
+def _spread(log_w: Tensor) -> float:
+    """The variance of log-weights (data, n) within a datum: the median over the data, which few weights make too low."""
+    usual = (1 - 2 / (9 * (log_w.shape[-1] - 1))) ** 3  # the median of a sample's variance over its mean (Wilson and Hilferty)
+    return float(log_w.var(-1).median()) / usual
 
 
 def _log_mean(log_w: Tensor) -> Tensor:
