@@ -82,7 +82,7 @@ def test_noise_that_is_not_of_rows_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own code
-@pytest.mark.parametrize(("name", "encoder", "options"), CASES)
+@pytest.mark.parametrize(("name", "encoder", "options"), [CASES[0], pytest.param(*CASES[1], marks=pytest.mark.slow), *CASES[2:]])
 def test_captured_on_a_cpu(name: str, encoder: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
     seeds = [3, 4] if options["k_draw"] == "datum" else [3]
@@ -102,8 +102,9 @@ def test_compiled_on_a_cpu(name: str, encoder: str, options: dict[str, Any]) -> 
         assert_same((records[place], models[place]), alone(seed, wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own code
-@pytest.mark.parametrize("k_draw", ["stratified", pytest.param("datum", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("k_draw", ["stratified", "datum"])
 def test_a_captured_run_goes_on_from_its_checkpoint(k_draw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
     wanted = objective("sumo", k_draw=k_draw)
