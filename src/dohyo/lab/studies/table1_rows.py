@@ -15,6 +15,7 @@ class Row:
         max_terms: Bounds a batch's K, without which it may exhaust memory.
         recipe: The recipe of `dohyo train`, if not the paper's.
         chains: Whether theta follows annealed chains in the last quarter of the epochs; from scratch they train worse models.
+        each: Whether every image has a K of its own, stratified over the batch, and its own coefficients are clipped.
     """
 
     label: str
@@ -23,6 +24,7 @@ class Row:
     max_terms: int | None = None
     recipe: str | None = None
     chains: bool = False
+    each: bool = False
 
     def options(self, cost: int, epochs: int) -> dict[str, Any]:
         """The options of a run at this cost: `chains` of `anneal` leapfrogs take no more passes through the decoder.
@@ -35,7 +37,8 @@ class Row:
         steps, last = (_PASSES * cost // count - 5) // 2, max(1, epochs // 4)
         chains = {"chains": count, "anneal": steps, "chain_epochs": last} if self.chains else {}
         recipe = {"recipe": self.recipe} if self.recipe else {}
-        return {"encoder": self.encoder, "max_terms": self.max_terms, **recipe, **chains}
+        each = {"k_draw": "stratified", "clip_datum": 3.0} if self.each else {}
+        return {"encoder": self.encoder, "max_terms": self.max_terms, **recipe, **each, **chains}
 
 
 ROWS = {
@@ -47,6 +50,7 @@ ROWS = {
     "sumo": Row("SUMO, DReG encoder", "sumo", "dreg"),
     "symmetric-sumo": Row("SymmetricSUMO, DReG encoder", "symmetric-sumo", "dreg", 128),
     "multilevel-rr": Row("MultilevelRR, DReG encoder", "multilevel-rr", "dreg", 1024),
+    "multilevel-each": Row("MultilevelRR, a K for each image, DReG encoder", "multilevel-rr", "dreg", 1024, each=True),
     "iwae-ours": Row("IWAE, DReG encoder, our recipe", "iwae", "dreg", recipe="ours"),
     "sumo-ours": Row("SUMO, DReG encoder, our recipe", "sumo", "dreg", recipe="ours"),
     "chains": Row("IWAE, then over chains, our recipe", "iwae", "dreg", recipe="ours", chains=True),
