@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from dohyo.lab.plots.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, SMALL, Array, mark_beyond, near, span, tidy
 
 _ROW_STYLES = ((BLACK, "o"), (BLUE, "s"), (SKY, "X"), (GREY, "v"), (RED, "^"), (PINK, "<"), (GREEN, "D"), (ORANGE, "P"),
-               (BLUE, "*"), (RED, "h"), (GREEN, ">"))  # fmt: skip
+               (ORANGE, "d"), (BLUE, "*"), (RED, "h"), (GREEN, ">"))  # fmt: skip
 _STYLES = {"iwae": (BLACK, "o"), "sumo-harmonic": (BLUE, "s"), "sumo-geometric": (RED, "^"), "sumo-power": (PINK, "v"),
            "symmetric-sumo": (GREEN, "D"), "multilevel-rr": (ORANGE, "P")}  # fmt: skip
 _COST = "cost: log-weights for each image"
@@ -40,7 +40,7 @@ def plot_table(
     """
     figure = Figure(figsize=(6.4 * len(panels), 4.8), layout="constrained")
     axes: list[Axes] = list(figure.subplots(1, len(panels), squeeze=False)[0])
-    styles = dict(zip(labels, _ROW_STYLES, strict=False))
+    styles = dict(zip(labels, _ROW_STYLES, strict=True))
     for axis, (data, panel) in zip(axes, panels.items(), strict=True):
         _panel(axis, panel["rows"], labels, styles, papers.get(data, {}))
         axis.set_title(f"{titles[data]}, epochs: {panel['epochs']}")
