@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from dohyo.lab.studies.table1 import Table1
 from dohyo.lab.studies.table1_findings import Entry, Findings
 
 from benchmarks.full_length import main as collect
+from benchmarks.full_length_annealed import main as anneal
 
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
 blocks, full_length, better_model = (importlib.import_module(name) for name in ("blocks", "full_length", "better_model"))
@@ -129,18 +131,27 @@ def test_cells_become_one_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run"):
         collect([str(folder), "--out", str(out)])
     (found,) = (cell["result"] for cell in reproduce(study, folder)["cells"].values())
-    model = {"stderr": 0.1, "lost": 0, "khat": {}, "nll_per_image": [1.0, 2.0], "numbers": {"best_epoch": 1}}
-    models = {f"{folder.name}.{i}": {**model, "nll": 30.0 + i} for i in range(2)}
     weights = tmp_path / "weights.json"
-    weights.write_text(json.dumps({"options": {"steps": 48, "device": "cpu"}, "models": models}))
+    sizes = {"images": 6, "weights": 3, "steps": 2, "tune": 4, "iterations": 1, "batch": 4, "khat": 0, "device": "cpu"}
+    few = [f"--{name}={value}" for name, value in sizes.items()]
+    anneal([str(folder), *few, "--out", str(weights)])
+    models = json.loads(weights.read_text())["models"]
+    assert list(models) == [f"{folder.name}.{i}" for i in range(2)]
+    for i, one in enumerate(models.values()):
+        assert one["nll"] == pytest.approx(fmean(one["nll_per_image"]))
+        assert (len(one["nll_per_image"]), one["numbers"]["best_epoch"]) == (6, 1)
+        one["nll"] = 30.0 + i
+    weights.write_text(json.dumps(json.loads(weights.read_text()) | {"models": models}))
+    anneal([str(folder), *few, "--out", str(weights)])
+    assert json.loads(weights.read_text())["models"] == models  # what is known stays
     collect([str(folder), "--annealed", str(weights), "--out", str(out)])
     made = json.loads(out.read_text())
     replicas = made["runs"]["iwae"]["result"]["replicas"]
     assert [one["test_nll"] for one in replicas] == found["test_nll"]
     assert [one["ended"] for one in replicas] == 2 * ["1 epochs, the study's limit"]
     assert [[record["epoch"] for record in curve] for curve in made["runs"]["iwae"]["curves"]] == [[1], [1]]
-    assert [one["nll"] for one in made["annealed"]["48_steps"]["replicas"]["iwae"]] == [30.0, 31.0]
-    assert made["annealed"]["48_steps"]["test_nll"] == {"iwae": 30.5}
+    assert [one["nll"] for one in made["annealed"]["2_steps"]["replicas"]["iwae"]] == [30.0, 31.0]
+    assert made["annealed"]["2_steps"]["test_nll"] == {"iwae": 30.5}
     models[f"{folder.name}.1"]["numbers"] = {"best_epoch": 7}
     weights.write_text(json.dumps({"options": {"steps": 48}, "models": models}))
     with pytest.raises(ValueError, match="annealed after epoch 7, and tested after 1"):

@@ -50,7 +50,7 @@ ROWS = {
     "sumo": Row("SUMO, DReG encoder", "sumo", "dreg"),
     "symmetric-sumo": Row("SymmetricSUMO, DReG encoder", "symmetric-sumo", "dreg", 128),
     "multilevel-rr": Row("MultilevelRR, DReG encoder", "multilevel-rr", "dreg", 1024),
-    "multilevel-each": Row("MultilevelRR, a K for each image, DReG encoder", "multilevel-rr", "dreg", 1024, each=True),
+    "multilevel-each": Row("MultilevelRR, a K for each image, DReG encoder", "multilevel-rr", "dreg", 256, each=True),
     "iwae-ours": Row("IWAE, DReG encoder, our recipe", "iwae", "dreg", recipe="ours"),
     "sumo-ours": Row("SUMO, DReG encoder, our recipe", "sumo", "dreg", recipe="ours"),
     "chains": Row("IWAE, then over chains, our recipe", "iwae", "dreg", recipe="ours", chains=True),

@@ -100,8 +100,7 @@ class StepConfig(Options, ABC):
     device: Device = option("auto", "Where to compute.", resume=True)
     program: ProgramName = option("auto", "How the step is run; the numbers are the same up to rounding.", resume=True)
     tf32: bool = option(
-        True,
-        "Let a CUDA GPU round the factors of matrix products to 11 bits in training and validation, for speed; never in a test.",
+        True, "Let a CUDA GPU round the factors of matrix products to 11 bits in training, for speed; never in evaluation."
     )
 
     def __post_init__(self) -> None:

@@ -191,8 +191,7 @@ class Training:
                 f"earlier epoch, if there is one, is kept{'' if self.folder is None else f' in {self.folder}'} "
                 "(try a lower learning rate or clip norm)"
             )
-        with matmul_precision(self.config, self.fabric.device):
-            return record | self.task.check(self.state.model, record, self.config, self.fabric)
+        return record | self.task.check(self.state.model, record, self.config, self.fabric)
 
     def count_epoch(self, record: Record, step_seconds: float, seconds: float) -> Record:
         progress = self.state.progress
