@@ -130,14 +130,12 @@ def test_one_program_for_every_layout() -> None:
 
 
 @pytest.mark.parametrize("k_draw", ["datum", "stratified"])
-def test_auto_is_plain_and_says_how_to_capture(k_draw: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CUDA GPU, where auto tries to capture."""
+def test_auto_captures(k_draw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CUDA GPU."""
     monkeypatch.setattr(StepConfig, "captured_on", lambda config, device: config.program != "plain")
     made, task, fabric = [model(0)], OnData(DATA), launch("cpu")
-    wanted = objective("sumo", k_draw=k_draw)
-    assert "program 'captured' can be asked for" in choose(made, task, wanted, config(0, "auto"), fabric).name
-    assert choose(made, task, wanted, config(0, "captured"), fabric).captured
-    assert choose(made, task, objective("iwae", k_draw=k_draw), config(0, "auto"), fabric).captured  # all have k log-weights
+    for name in ("sumo", "iwae"):
+        assert choose(made, task, objective(name, k_draw=k_draw), config(0, "auto"), fabric).captured
 
 
 def test_a_random_number_of_chains_stays_plain() -> None:

@@ -52,8 +52,6 @@ def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, c
     """Choose how to train these models; raise `Unbatchable` if several, or one to be captured, cannot run as one program."""
     task.begin(fabric, config)
     captured, reason = config.captured_on(fabric.device), ""
-    if captured and config.program == "auto" and own_depths(objective):
-        captured, reason = False, "a K for each datum has not been timed on a GPU; program 'captured' can be asked for"
     if captured:
         try:
             _check(models, task, objective, config, fabric, captured=True)
