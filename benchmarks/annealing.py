@@ -119,7 +119,7 @@ def table(model: VAE, x: Tensor, known: dict[str, Any] | None, options: argparse
                 tuning = {"iterations": iterations, "tuning_seconds": time.perf_counter() - begin, "bound": tuned.bound}
                 of_seed.append({"seed": seed, "auto": steps == "auto"} | tuning | row(annealed, x, truth, seed, options.repeats))
         for one in of_seed:
-            for name in ("iwae", "unbiased"):
+            for name in ("iwae", "jackknife", "unbiased"):
                 one[f"{name}_gain"] = of_seed[0][f"{name}_mse"] / one[f"{name}_mse"]
                 one[f"{name}_median_gain"] = (of_seed[0][f"{name}_median_error"] / one[f"{name}_median_error"]) ** 2
         rows += of_seed
@@ -156,15 +156,17 @@ def the_truth(model: VAE, x: Tensor, options: argparse.Namespace) -> dict[str, A
 
 
 def row(annealed: Annealed, x: Tensor, truth: dict[str, Any], seed: int, unbiased: int) -> dict[str, Any]:
-    """One kind of weights: its tails, and the log-means and unbiased estimates that `EVALUATIONS` buy, each against the truth.
+    """One kind of weights: its tails, and the log-means, as they are and jackknifed (JVI), and unbiased estimates that
+    `EVALUATIONS` buy, each against the truth.
 
-    Squared errors are those of one estimate of the mean over the data. That of the log-mean is finite. That of the unbiased
+    Squared errors are those of one estimate of the mean over the data. That of the log-means is finite. That of the unbiased
     estimate is as good as infinite where k-hat is above 0.5: rare weights decide what is seen of it, and the median error shows
     what is usual.
     """
     each, mean = annealed.evaluations_per_weight, truth["log_px"]
     estimators = {
         "iwae": (dohyo.IWAE(EVALUATIONS // each), BOUNDS),
+        "jackknife": (dohyo.JVI(EVALUATIONS // each), BOUNDS),
         "unbiased": (MultilevelRR.at_cost(EVALUATIONS / each), unbiased),
     }
     found: dict[str, Any] = {"steps": annealed.steps, "evaluations_per_weight": each}
@@ -233,11 +235,14 @@ def show(name: str, found: dict[str, Any]) -> None:
     truth = found["truth"]
     print(f"{name}: log p(x) {truth['log_px']:.3f} ± {truth['stderr']:.3f} by the log-mean of long chains; MultilevelRR differs "
           f"by {truth['difference']:+.3f}, {truth['difference_in_stderr']:+.1f} standard errors")  # fmt: skip
-    print(" seed     steps  iterations  k-hat > 0.7  trusted  log-mean less truth, gain  unbiased ± stated, gain, by medians")
+    print(
+        " seed     steps  iterations  k-hat > 0.7  trusted  log-mean, gain  jackknife, gain  unbiased ± stated, gain, by medians"
+    )
     for one in found["rows"]:
         name = f"{'auto ' if one['auto'] else ''}{one['steps']}"
         print(f"{one['seed']:5}  {name:>8}  {one['iterations']:10}  {one['khat_above_0.7']:11.0%}  {one['trusted']!s:>7}  "
-              f"{one['iwae_less_truth']:+19.3f}, {one['iwae_gain']:4.1f}  {one['unbiased_less_truth']:+19.3f} ± "
+              f"{one['iwae_less_truth']:+8.3f}, {one['iwae_gain']:4.1f}  "
+              f"{one['jackknife_less_truth']:+9.3f}, {one['jackknife_gain']:4.1f}  {one['unbiased_less_truth']:+8.3f} ± "
               f"{one['unbiased_stated']:<6.3f}, {one['unbiased_gain']:4.1f}, {one['unbiased_median_gain']:4.1f}",
               flush=True)  # fmt: skip
 
