@@ -21,9 +21,8 @@ from distributed.comm import connect
 
 from dohyo.errors import DohyoError, in_one_line
 from dohyo.lab.folder import STUDY, versions
-from dohyo.lab.studies.side_by_side import Submit
+from dohyo.lab.studies.side_by_side import CellError, Job, Submit, Workers
 from dohyo.lab.studies.study import Advance, Study
-from dohyo.lab.studies.workers import CellError, Job, Workers
 from dohyo.lab.training.processes import quiet
 
 _CONNECT = 5.0  # seconds to wait for a scheduler
