@@ -105,9 +105,8 @@ class Funnel(Study[FunnelConfig]):
         return found.conclusions(), found.tables()
 
     def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
-        return [*self._curves(cells, folder), *self._densities(folder)] if cells else []
-
-    def _curves(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        if not cells:
+            return []
         found = Findings(cells)
         curves = [Curve(NAMES[name], cost, cell["curve"]) for (name, cost), runs in found.groups.items() for cell in runs]
         alt = (
@@ -115,7 +114,7 @@ class Funnel(Study[FunnelConfig]):
             f"marks where a run was found to have diverged: {found.diverged() or 'none was'}."
         )
         title = "Training estimate and true reverse KL on the funnel"
-        return [save_picture(*plot_reverse_kl_curves(curves), folder, "curves.png", title, alt)]
+        return [save_picture(*plot_reverse_kl_curves(curves), folder, "curves.png", title, alt), *self._densities(folder)]
 
     def _densities(self, folder: Path) -> list[Picture]:
         """IWAE's and SUMO's model at the middle cost. Where the runs have been deleted, an existing picture stays."""

@@ -9,13 +9,7 @@ from dohyo.lab.folder import Conclusion, Table
 from dohyo.lab.studies.study import Cell, Row
 from dohyo.lab.studies.verdicts import all_hold
 
-NAMES = {
-    "sumo": "latent, SUMO",
-    "iwae": "latent, IWAE",
-    "independent": "independent",
-    "nade": "NADE",
-    "gru": "GRU",
-}
+NAMES = {"sumo": "latent, SUMO", "iwae": "latent, IWAE", "independent": "independent", "nade": "NADE", "gru": "GRU"}
 KINDS = {"plain": "without entropy", "entropy": "with entropy"}
 _MANY = 10.0  # times as slow is much slower
 _DECENT = 0.9  # of the best policy's reward

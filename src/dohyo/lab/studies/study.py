@@ -17,19 +17,7 @@ from matplotlib.figure import Figure
 from dohyo.errors import DohyoError, check_seed, reporting
 from dohyo.files import plain, remove_leftovers
 from dohyo.lab.experiments.run import Run
-from dohyo.lab.folder import (
-    CELLS,
-    LOCK,
-    SCHEMA_VERSION,
-    STUDY,
-    WORK,
-    Conclusion,
-    Picture,
-    Table,
-    as_values,
-    versions,
-    write_json,
-)
+from dohyo.lab.folder import CELLS, LOCK, SCHEMA_VERSION, STUDY, WORK, Conclusion, Picture, Table, as_values, versions, write_json
 from dohyo.lab.plots.picture import write_picture
 from dohyo.lab.studies.kept import done_cells, read_study, restore_cells
 from dohyo.lab.training.config import Device, Options, option
@@ -128,10 +116,7 @@ class Study(ABC, Generic[C]):
 
 
 def reproduce(
-    study: Study[Any],
-    folder: Path,
-    on_progress: OnProgress = lambda name, done, total: None,
-    only: Iterable[str] | None = None,
+    study: Study[Any], folder: Path, on_progress: OnProgress = lambda name, done, total: None, only: Iterable[str] | None = None
 ) -> dict[str, Any]:
     """Do the cells that are not done yet, and write study.json after each; returns what it holds.
 
