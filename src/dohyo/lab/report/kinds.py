@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dohyo.errors import DohyoError
 from dohyo.lab.folder import (
@@ -19,8 +19,7 @@ from dohyo.lab.folder import (
     check_values,
     replica_folder,
 )
-from dohyo.lab.report.beside import judged
-from dohyo.lab.report.grids import Cell, Grid, duration, grid, number, with_error
+from dohyo.lab.report.grids import Cell, Grid, duration, grid, measured, number, on_one_axis, with_error
 
 _NUMBER, _TEXT, _WHOLE = float | int | None, str | None, int | None
 _CONFIG = {
@@ -37,6 +36,7 @@ _NUMBERS = (
     "log_z", "log_z_stderr", "ess", "log_normaliser",
     "best_reward", "best_known", "gap", "mean_reward", "mean_reward_stderr", "seconds_to_best", "variables",
 )  # fmt: skip
+_TRUSTED = {True: "trusted", False: "not to be trusted"}
 _MOST_REPLICAS = 1000  # that the commands allow
 _OTHER = "it was written by another version of dohyo, or damaged: run it again, or leave this folder out"
 
@@ -99,13 +99,6 @@ class Kind(ABC):
         c = self.config
         return {"estimator": c["estimator"], "cost": c["cost"], "expected cost": self.result.get("expected_cost"),
                 "encoder": c.get("encoder")}  # fmt: skip
-
-
-def measured(value: float | None, error: float | None, unit: str = "") -> Cell:
-    """A number with its error bar in words and on an axis."""
-    reach = error or 0.0
-    return Cell(with_error(value, error) + (unit if value is not None else ""), value,
-                marks=None if value is None else (value - reach, value, value + reach))  # fmt: skip
 
 
 class Train(Kind):
@@ -284,18 +277,13 @@ class QPBO(Kind):
         return c.get("reward") or f"the random quadratic {c.get('instance_seed')}"
 
 
-def on_one_axis(rows: list[list[Any]], column: int) -> list[list[Any]]:
-    """Marks as percentages of an axis that holds all of this column's; none where there is nothing to compare."""
-    cells = [row[column] for row in rows]
-    ends = [end for cell in cells if cell.marks for end in cell.marks]
-    low, width = (min(ends), max(ends) - min(ends) or 1.0) if ends else (0.0, 1.0)
-    several = sum(cell.marks is not None for cell in cells) > 1
-
-    def placed(cell: Cell) -> Cell:
-        marks = tuple(round(100 * (end - low) / width, 2) for end in cell.marks) if several and cell.marks else None
-        return Cell(cell.text, cell.key, cell.link, marks)  # type: ignore[arg-type]
-
-    return [[*row[:column], placed(row[column]), *row[column + 1 :]] for row in rows]
+def judged(text: str, found: Values) -> str:
+    """A number with its error bar, and whether that can be trusted."""
+    verdict = found.get("verdict")
+    if not verdict:
+        return text
+    words = next((words for value, words in _TRUSTED.items() if verdict.get("trusted") is value), "not judged")
+    return f"{text}, {words}"
 
 
 def _short(data: str) -> str:
