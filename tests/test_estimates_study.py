@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from dohyo import IWAE, SUMO, Geometric, HarmonicTail, Law, PowerLaw, log_marginal
 from dohyo.lab.plots.nll import plot_estimates
 from dohyo.lab.studies.convergence import Toy, toy_data
-from dohyo.lab.studies.estimates import Estimates, estimator_at
+from dohyo.lab.studies.estimates import Estimates, contribution, estimator_at, mean_over_every_k, strata
 from dohyo.lab.studies.estimates_findings import LAWS, NAMES, Findings
-from dohyo.lab.studies.strata import contribution, mean_over_every_k, strata
 from real import command, finished, killed_when, picture
 
 from problems import FewPoints

@@ -120,14 +120,13 @@ class Annealing(Study[AnnealingConfig]):
         self, options: Cell, folder: Path, team: dict[str, int], seconds: float, init_from: Path | None = None
     ) -> DensityRun:
         """The first half, at a constant rate; or the second, from the first one's parameters with a rate that falls."""
+        second = init_from is not None
         known = {key: options[key] for key in ("data", "hidden", "latent", "learning_rate")} | team
-        known |= FOLLOWED[halves(options["row"])[init_from is not None]][1]
+        known |= FOLLOWED[halves(options["row"])[second]][1]
         known |= dict.fromkeys(("epochs", "lr_patience", "stop_patience"), 10**9)  # the time decides
-        known |= {"schedule": "plateau", "test_terms": 1} if init_from is None else {
-            "schedule": "cosine", "test_terms": options["test_terms"]
-        }  # fmt: skip
         config = DensityConfig(
             **known, data_seed=options["seed"], encoder="dreg", optimiser="adam", clip_decoder=None, clip_encoder=None,
+            schedule="cosine" if second else "plateau", test_terms=options["test_terms"] if second else 1,
             max_seconds=seconds, init_from=init_from, device=self.config.device,
         )  # fmt: skip
         return DensityRun(folder, config)
@@ -169,6 +168,10 @@ class Annealing(Study[AnnealingConfig]):
         annealed.tune(x, iterations=100, mixing=False, seed=options["seed"])
         return -evaluate(annealed, x, IWAE(options["weights"]), khat_samples=0, seed=options["seed"]).per_datum
 
+    @property
+    def _iwae(self) -> str:
+        return f"IWAE-{self.config.test_terms}"
+
     def _rows(self, cells: dict[str, Cell], data: str) -> dict[str, Cell]:
         return {row: cells[f"{data}_{row}"] for row in self.config.rows if f"{data}_{row}" in cells}
 
@@ -185,8 +188,7 @@ class Annealing(Study[AnnealingConfig]):
                     [label(row), t, round(fmean(seconds), 1), round(fmean(epochs)), *_spread(nll), *_spread(iwae)]
                     for t, epochs, seconds, nll, iwae in each
                 ]
-            iwae = f"NLL, IWAE-{c.test_terms}"
-            columns = ["theta follows", "time", "seconds", "epochs", "NLL, annealed", "sd", iwae, "sd of it"]
+            columns = ["theta follows", "time", "seconds", "epochs", "NLL, annealed", "sd", f"NLL, {self._iwae}", "sd of it"]
             note = (
                 f"Annealed: {c.images} test images, {c.weights} weights of {c.steps} leapfrogs tuned on them. IWAE: all test "
                 f"images. sd is over {c.replicas} replicas, trained one after the other on a CPU and at once on a GPU. An epoch "
@@ -214,13 +216,7 @@ class Annealing(Study[AnnealingConfig]):
                 errors = [stdev(values) / math.sqrt(len(values)) for values in (seeds, images)]
                 iwae = fmean(cell["test_nll"][-1]) - fmean(rows[best]["test_nll"][-1])
                 lines.append([label(row), *(round(value, 3) for value in (fmean(seeds), *errors, iwae))])
-        columns = [
-            "theta follows",
-            "NLL, annealed",
-            "stderr over seeds",
-            "stderr over images",
-            f"NLL, IWAE-{self.config.test_terms}",
-        ]
+        columns = ["theta follows", "NLL, annealed", "stderr over seeds", "stderr over images", f"NLL, {self._iwae}"]
         note = f"Paired by seeds and by images; below zero where better than {label(best)}."
         title = f"Differences from {label(best)} after {self.config.times[-1]:g} s, {data}"
         return [Table(title, columns, lines, note)]
@@ -246,7 +242,7 @@ class Annealing(Study[AnnealingConfig]):
         best = [min(rows, key=lambda row: fmean(rows[row][key][-1])) for key in ("annealed_nll", "test_nll")]
         gap = Contrast.of((1, rows[best[0]]["test_nll"][-1]), (-1, rows[best[1]]["test_nll"][-1]))
         same = best[0] == best[1]
-        text = f"{data}: the best is {label(best[0])} by annealed weights and {label(best[1])} by IWAE-{self.config.test_terms}"
+        text = f"{data}: the best is {label(best[0])} by annealed weights and {label(best[1])} by {self._iwae}"
         holds = True if same else False if gap.mean > gap.half() else None
         return [Conclusion("IWAE with many terms finds the same model best as annealed weights do", "", text, holds)]
 

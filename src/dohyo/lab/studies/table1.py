@@ -10,11 +10,10 @@ from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.nll import plot_table
-from dohyo.lab.studies.published import PUBLISHED
 from dohyo.lab.studies.runs import complete, train_replicas
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.studies.table1_findings import DATA, Entry, Findings
-from dohyo.lab.studies.table1_rows import ROWS
+from dohyo.lab.studies.table1_rows import PUBLISHED, ROWS
 from dohyo.lab.training.config import option
 
 SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]

@@ -5,11 +5,10 @@ from itertools import combinations
 from statistics import fmean, stdev
 
 from dohyo.lab.folder import Conclusion, Table
-from dohyo.lab.studies.published import COSTS, PUBLISHED, SOURCES
 from dohyo.lab.studies.runs import SHARED_K
 from dohyo.lab.studies.study import Cell
 from dohyo.lab.studies.study import Row as TableRow
-from dohyo.lab.studies.table1_rows import ROWS
+from dohyo.lab.studies.table1_rows import COSTS, PUBLISHED, ROWS, SOURCES
 from dohyo.lab.studies.verdicts import Contrast, all_below, all_hold, is_close, listed, pooled, pooled_text
 
 DATA = {"digits": "digits", "mnist": "MNIST", "mnist-static": "MNIST, binarised once", "omniglot": "OMNIGLOT"}
