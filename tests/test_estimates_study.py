@@ -42,9 +42,10 @@ def cell(mean: float, sd: float, runs: int = 100) -> dict[str, Any]:
 
 
 def findings(offsets: dict[str, float], sds: dict[str, float], every_k: float = 90.1) -> list[bool | None]:
-    cells = {name: [cell(90.0 + offsets.get(name, 0.0), sds.get(name, 0.1)) for _ in COSTS] for name in NAMES}
-    counted = {law: [{"nll": every_k, "stderr": 0.02} for _ in COSTS] for law in LAWS}
-    return [conclusion.holds for conclusion in Findings(cells, TRUTH, COSTS, counted).conclusions()]
+    places = [(name, f"{name}_{cost:03d}") for name in NAMES for cost in COSTS]
+    cells = {place: cell(90.0 + offsets.get(name, 0.0), sds.get(name, 0.1)) for name, place in places}
+    counted = {place: {"nll": every_k, "stderr": 0.02} for name, place in places if name in LAWS}
+    return [one.holds for one in Findings({**cells, "truth": TRUTH, "every-k": counted}, COSTS).conclusions()]
 
 
 def test_claims_follow_the_numbers() -> None:
@@ -57,7 +58,7 @@ def test_claims_follow_the_numbers() -> None:
     assert findings({"iwae": 2.0}, {**sds, "sumo-power": 30.0})[1] is None  # noise that would hide a bias
     assert findings({"iwae": 2.0, "multilevel-rr": -0.2}, sds)[2] is False
     assert findings({"iwae": 2.0}, {**sds, "multilevel-rr": 0.2})[3] is False
-    few = Findings({"iwae": [cell(92.0, 0.1)]}, TRUTH, COSTS, {})
+    few = Findings({"iwae_006": cell(92.0, 0.1), "truth": TRUTH}, COSTS)
     assert few.conclusions() == []
     assert few.tables("x")[0].rows[0][:4] == ["IWAE", 15.0, 92.0, "+2.00 ± 0.03"]
 

@@ -101,10 +101,9 @@ def measured(value: float | None, error: float | None, unit: str = "") -> Cell:
                 marks=None if value is None else (value - reach, value, value + reach))  # fmt: skip
 
 
-def on_one_axis(rows: list[list[Any]], column: int) -> list[list[Any]]:
-    """Marks as percentages of an axis that holds all of this column's; none where there is nothing to compare."""
-    cells = [row[column] for row in rows]
-    ends = [end for cell in cells if cell.marks for end in cell.marks]
+def on_one_axis(cells: Sequence[Cell]) -> list[Cell]:
+    """Marks as percentages of an axis that holds all of them; none where there is nothing to compare."""
+    ends = [end for cell in cells for end in cell.marks or ()]
     low, width = (min(ends), max(ends) - min(ends) or 1.0) if ends else (0.0, 1.0)
     several = sum(cell.marks is not None for cell in cells) > 1
 
@@ -112,7 +111,7 @@ def on_one_axis(rows: list[list[Any]], column: int) -> list[list[Any]]:
         share = [round(100 * (end - low) / width, 2) for end in cell.marks or ()]
         return replace(cell, marks=tuple(share) if several and share else None)
 
-    return [[*row[:column], placed(row[column]), *row[column + 1 :]] for row in rows]
+    return [placed(cell) for cell in cells]
 
 
 def _known(value: Any) -> TypeGuard[float]:

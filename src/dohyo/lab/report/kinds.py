@@ -135,10 +135,10 @@ class Train(Kind):
 
     def tables(self) -> list[Grid]:
         done = [one for one in self.replicas() if one.result]
-        rows = [[one.result.get("seed"), one.compared()["test NLL"], one.result.get("valid_nll"), one.result.get("best_epoch"),
-                 duration(one.result.get("seconds"))] for one in done]  # fmt: skip
-        columns = ["seed", "test NLL", "validation NLL", "best epoch", "time"]
-        return [grid("Replicas", columns, on_one_axis(rows, 1))] if rows else []
+        nll = on_one_axis([one.compared()["test NLL"] for one in done])
+        rows = [[r.get("seed"), cell, r.get("valid_nll"), r.get("best_epoch"), duration(r.get("seconds"))]
+                for r, cell in zip((one.result for one in done), nll, strict=True)]  # fmt: skip
+        return [grid("Replicas", ["seed", "test NLL", "validation NLL", "best epoch", "time"], rows)] if rows else []
 
     def alts(self) -> dict[str, str]:
         r = self.result

@@ -54,13 +54,12 @@ def compare(entries: list[Entry]) -> list[Grid]:
         known = [n for n in runs[0].compared if n == kind.measure or any(not _nothing(run.compared[n]) for run in runs)]
         columns = ["run", *known]
         rows = [[Cell(run.name, run.name, link=run.folder), *(run.compared[name] for name in known)] for run in runs]
-        groups: dict[tuple[str, str], list[int]] = {}
-        for i, row in enumerate(rows):
-            groups.setdefault((str(row[1]), str(row[2])), []).append(i)
+        at, groups = columns.index(kind.measure), dict[tuple[str, str], list[list[Any]]]()
+        for row in rows:
+            groups.setdefault((str(row[1]), str(row[2])), []).append(row)
         for members in groups.values():
-            placed = on_one_axis([rows[i] for i in members], columns.index(kind.measure))
-            for i, row in zip(members, placed, strict=True):
-                rows[i] = row
+            for row, cell in zip(members, on_one_axis([row[at] for row in members]), strict=True):
+                row[at] = cell
         tables.append(grid(f"dohyo {command}", columns, rows))
     return tables
 

@@ -132,13 +132,12 @@ class Clipping(Study[ClippingConfig]):
         if "test_nll" not in iwae:
             return []
         best = min((norm for norm in found if norm != NONE), key=lambda norm: fmean(found[norm]["test_nll"]))
-        contrasts = {f"clipped at {best}": Contrast.of((1, found[best]["test_nll"]), (-1, iwae["test_nll"]))}
+        clipped = Contrast.of((1, found[best]["test_nll"]), (-1, iwae["test_nll"]))
+        contrasts, worse = {f"clipped at {best}": clipped}, True if diverged else None
         if not diverged:
             contrasts["without clipping"] = Contrast.of((1, found[NONE]["test_nll"]), (-1, iwae["test_nll"]))
-        worse = diverged or all_below([-contrasts["without clipping"]])
-        # The norm was chosen: the interval is that of all norms together.
-        clipped = contrasts[f"clipped at {best}"]
-        behind = clipped.mean > clipped.half(len(found))
+            worse = all_below([Contrast.of((1, iwae["test_nll"]), (-1, found[NONE]["test_nll"]))])
+        behind = clipped.mean > clipped.half(len(found))  # the norm was chosen: the interval is that of all norms together
         holds = False if worse is False or behind else True if worse else None
         without = ", diverged without clipping" if diverged else ""
         text = f"SUMO's NLL less IWAE's at the same cost: {listed(contrasts)}{without}"

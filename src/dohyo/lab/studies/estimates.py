@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 from zlib import crc32
 
@@ -130,20 +129,23 @@ class Estimates(Study[EstimatesConfig]):
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
         if "truth" not in cells:
             return [], []
-        costs = [m + _MORE for m in self.config.always]
-        found = Findings(self._by_estimator(cells), cells["truth"], costs, self._every_k(cells))
+        found = self._findings(cells)
         return found.conclusions(), found.tables(f"{self.config.runs} runs on {self.config.images} images")
 
+    def _findings(self, cells: dict[str, Cell]) -> Findings:
+        return Findings(cells, [m + _MORE for m in self.config.always])
+
     def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
-        curves = {}
-        for name, each in self._by_estimator(cells).items():
-            mean, sd = ([function(cell["nll"]) for cell in each] for function in (fmean, stdev))
-            curves[name] = {"cost": [cell["expected_cost"] for cell in each], "mean": mean, "sd": sd}
-        for name, each in self._every_k(cells).items():
-            if name in curves and len(each) == len(curves[name]["cost"]):
-                curves[name] |= {"every_k": [e["nll"] for e in each], "every_k_stderr": [e["stderr"] for e in each]}
-        if "truth" not in cells or not curves:
+        found = self._findings(cells) if "truth" in cells else None
+        if found is None or not found.offsets:
             return []
+        curves: dict[str, Any] = {
+            name: {key: [getattr(offset, key) for offset in each] for key in ("cost", "mean", "sd")}
+            for name, each in found.offsets.items()
+        }
+        for name, each in found.every_k.items():
+            if len(each) == len(found.offsets.get(name, ())):
+                curves[name] |= {"every_k": [e["nll"] for e in each], "every_k_stderr": [e["stderr"] for e in each]}
         truth, c = cells["truth"], self.config
         figure, numbers = plot_estimates(curves, NAMES, truth["nll"], truth["stderr"], c.runs, c.images)
         title = f"Test NLL of a VAE trained by the ELBO on {c.run or c.data}: mean and spread of {c.runs} runs against cost"
@@ -152,17 +154,6 @@ class Estimates(Study[EstimatesConfig]):
             "run, the true NLL as a line, and for SUMO the mean with every K counted. The last panel has the standard deviations."
         )
         return [save_picture(figure, numbers, folder, "estimates.png", title, alt)]
-
-    def _by_estimator(self, cells: dict[str, Cell]) -> dict[str, list[Cell]]:
-        """The results of each estimator that has any, in the order of the costs."""
-        names = {name: [f"{name}_{m + _MORE:03d}" for m in self.config.always] for name in NAMES}
-        found = {name: [cells[cell] for cell in each if cell in cells] for name, each in names.items()}
-        return {name: each for name, each in found.items() if each}
-
-    def _every_k(self, cells: dict[str, Cell]) -> dict[str, list[Cell]]:
-        """SUMO's means with every K counted, in the order of the costs; empty before that cell is done."""
-        found = cells.get("every-k", {})
-        return {name: [found[f"{name}_{m + _MORE:03d}"] for m in self.config.always] for name in LAWS if found}
 
 
 def estimator_at(name: str, m: int) -> Any:

@@ -8,7 +8,7 @@ from dohyo.errors import DohyoError
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
 from dohyo.lab.folder import CONFIG, RESULT, WORK, Conclusion, Picture, Table, read_records
 from dohyo.lab.plots.densities import plot_density_comparison
-from dohyo.lab.plots.divergence import Curve, plot_reverse_kl_curves
+from dohyo.lab.plots.divergence import plot_reverse_kl_curves
 from dohyo.lab.studies.funnel_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
@@ -108,7 +108,7 @@ class Funnel(Study[FunnelConfig]):
         if not cells:
             return []
         found = Findings(cells)
-        curves = [Curve(NAMES[name], cost, cell["curve"]) for (name, cost), runs in found.groups.items() for cell in runs]
+        curves = {(NAMES[name], cost): [run["curve"] for run in runs] for (name, cost), runs in found.groups.items()}
         alt = (
             "Above, the training estimate of the reverse KL against steps; below, the true one; a column for each cost. A cross "
             f"marks where a run was found to have diverged: {found.diverged() or 'none was'}."

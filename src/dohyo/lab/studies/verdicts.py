@@ -61,9 +61,6 @@ class Contrast:
         degrees = sum(shares) ** 2 / below if below > 0 else math.inf
         return cls(sum(c * fmean(sample) for c, sample in terms), math.sqrt(sum(shares)), degrees)
 
-    def __neg__(self) -> "Contrast":
-        return Contrast(-self.mean, self.stderr, self.degrees)
-
     @property
     def p(self) -> float:
         """The two-sided p-value of a mean of zero."""
