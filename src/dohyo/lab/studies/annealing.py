@@ -250,10 +250,8 @@ class Annealing(Study[AnnealingConfig]):
         panels: dict[str, Any] = {}
         for data in self.config.sets:
             for row, cell in self._rows(cells, data).items():
-                curve = {"seconds": list(self.config.times)} | {
-                    key: [of(each) for each in cell["annealed_nll"]] for key, of in (("mean", fmean), ("sd", stdev))
-                }
-                panels.setdefault(data, {})[label(row)] = curve
+                mean, sd = ([of(each) for each in cell["annealed_nll"]] for of in (fmean, stdev))
+                panels.setdefault(data, {})[label(row)] = {"seconds": self.config.times, "mean": mean, "sd": sd}
         if not panels:
             return []
         figure, numbers = plot_times(panels)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dohyo.contract import bound
 from dohyo.errors import DohyoError
-from dohyo.estimators import IWAE, SUMO, Estimator, MultilevelRR, SymmetricSUMO, to_dict
+from dohyo.estimators import ESTIMATORS, IWAE, SUMO, Estimator, MultilevelRR, to_dict
 from dohyo.estimators.roulette import PrefixRoulette, power_law_with_mean
 from dohyo.evaluation import evaluate, isolated, most_rows
 from dohyo.lab.experiments.density import DensityRun
@@ -158,11 +158,9 @@ class Estimates(Study[EstimatesConfig]):
 
 def estimator_at(name: str, m: int) -> Any:
     """The estimator of this name at cost m + 5; SUMO always computes m terms, and its law adds 5 on average."""
-    if name in LAWS:
-        laws = {"sumo-harmonic": HarmonicTail(), "sumo-geometric": Geometric(1 / _MORE)}
-        return SUMO(m, laws.get(name) or power_law_with_mean(_MORE, 1.5, math.inf))
-    types: dict[str, type[Estimator]] = {"iwae": IWAE, "symmetric-sumo": SymmetricSUMO, "multilevel-rr": MultilevelRR}
-    return types[name].at_cost(m + _MORE)
+    power = power_law_with_mean(_MORE, 1.5, math.inf)
+    laws = {"sumo-harmonic": HarmonicTail(), "sumo-geometric": Geometric(1 / _MORE), "sumo-power": power}
+    return SUMO(m, laws[name]) if name in laws else ESTIMATORS[name].at_cost(m + _MORE)
 
 
 def _truth(model: Any, x: Tensor, options: Cell, seed: int, max_rows: int, advance: Advance) -> Cell:

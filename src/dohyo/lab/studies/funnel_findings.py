@@ -25,11 +25,7 @@ _UNSURE = 1.0  # nats: with a larger standard error a training estimate says not
 
 
 class Findings:
-    """The finished runs, by estimator and cost, and what follows.
-
-    Args:
-        cells: The results by name; a name is ESTIMATOR_COST_REPLICA.
-    """
+    """The finished runs by estimator and cost, from cells named ESTIMATOR_COST_REPLICA, and what follows."""
 
     def __init__(self, cells: dict[str, Cell]) -> None:
         self.groups: dict[tuple[str, int], list[Cell]] = {}

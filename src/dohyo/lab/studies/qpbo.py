@@ -131,8 +131,8 @@ class Policies(Study[PoliciesConfig]):
         found, pictures = self._found(cells), []
         for size in self.config.sizes:
             for kind, words in (("plain", ""), ("entropy", f", entropy {self.config.entropy_weight:g}")):
-                runs = {NAMES[policy]: [run["curve"] for run in found.runs(policy, size, kind)] for policy in NAMES}
-                runs = {name: curves for name, curves in runs.items() if curves}
+                groups = {name: found.runs(policy, size, kind) for policy, name in NAMES.items()}
+                runs = {name: [run["curve"] for run in group] for name, group in groups.items() if group}
                 if not runs:
                     continue
                 file = f"rewards_{size}{'_entropy' if kind == 'entropy' else ''}.png"

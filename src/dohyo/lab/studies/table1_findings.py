@@ -196,9 +196,8 @@ class Findings:
         if others:
             sources = dict.fromkeys(published.source for published in others)
             notes.append(f"Published, NLL by IWAE with 5000 terms: {'; '.join(f'{name}: {SOURCES[name]}' for name in sources)}.")
-        return Table(
-            f"Test NLL on {DATA[data]}", ["objective", "whose", *(f"k = {cost}" for cost in costs)], rows, " ".join(notes)
-        )
+        columns = ["objective", "whose", *(f"k = {cost}" for cost in costs)]
+        return Table(f"Test NLL on {DATA[data]}", columns, rows, " ".join(notes))
 
     def _value(self, entry: Entry | None) -> str | None:
         if entry is None:

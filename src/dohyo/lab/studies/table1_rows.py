@@ -78,10 +78,8 @@ class Published:
 
     Attributes:
         row: The row of our table that is trained in the same way; "" for none.
-        mnist: NLL on MNIST at each cost, None where there is none.
-        omniglot: The same on OMNIGLOT.
-        mnist_sd: Standard deviations over three runs, where they are given.
-        omniglot_sd: The same on OMNIGLOT.
+        mnist, omniglot: NLL at each cost, None where there is none.
+        mnist_sd, omniglot_sd: Standard deviations over three runs, where they are given.
     """
 
     source: str
