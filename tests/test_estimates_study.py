@@ -81,7 +81,7 @@ def test_every_k_counted_agrees_with_the_exact_evidence() -> None:
     torch.manual_seed(2)
     laws = {name: estimator_at(name, 1) for name in LAWS}
     exact = float(model.exact(x).detach().mean())
-    for mean, stderr in mean_over_every_k(model, x, laws, 256, max_rows=500).values():
+    for mean, stderr in mean_over_every_k(model, x, laws, 256, 500, lambda share: None).values():
         assert stderr < 0.03
         assert abs(mean - exact) < 4.9 * stderr
     with torch.no_grad():  # five terms are not enough
@@ -94,7 +94,7 @@ def test_the_picture_shows_the_truth_and_what_is_beyond_the_axis() -> None:
         "iwae": {"cost": [6, 15, 50], "mean": [92.0, 91.0, 90.5], "sd": [0.1, 0.1, 0.1]},
         "sumo-harmonic": {"cost": [6.1, 15.1, 50.1], "mean": [150.0, 90.1, 90.0], "sd": [9.0, 1.0, 0.1]},
     }
-    figure, numbers = plot_estimates(curves, NAMES, 90.0, 0.05, 100, 200)
+    figure, numbers = plot_estimates(curves, NAMES, (90.0, 0.05), 100, 200)
     assert isinstance(figure, Figure)
     first = figure.axes[0]
     low, high = first.get_ylim()

@@ -9,19 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dohyo.errors import DohyoError
-from dohyo.lab.plots.picture import (
-    SMALL,
-    Array,
-    Records,
-    bulk,
-    dots,
-    mark_beyond,
-    plain_numbers,
-    read_curves,
-    span,
-    tidy,
-    write_picture,
-)
+from dohyo.lab.plots.picture import SMALL, Array, Records, bulk, dots, mark_beyond, read_curves, span, tidy, write_picture
 
 _KEYS = ("epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", "clipped_encoder")
 _TILE = 0.75  # inches, the side of one image
@@ -67,7 +55,7 @@ def plot_learning_curves(records: Records, path: Path) -> None:
         axis.set_xlim(*span(epoch, 0.02))
         if name != "clipped":
             axis.set_xlabel("epoch")
-    found = None if best is None else {key: plain_numbers(curves[key])[best] for key in ("epoch", "valid_nll")}
+    found = None if best is None else {key: records[best][key] for key in ("epoch", "valid_nll")}
     write_picture(figure, curves | {"best": found, "nll_axis": limits}, path)
 
 

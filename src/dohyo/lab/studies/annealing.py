@@ -18,8 +18,7 @@ from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.nll import plot_times
-from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
-from dohyo.lab.studies.study import Row as TableRow
+from dohyo.lab.studies.study import Advance, Cell, Row, Study, StudyConfig, save_picture
 from dohyo.lab.studies.verdicts import Contrast, all_below, listed
 from dohyo.lab.training.config import option
 from dohyo.lab.training.processes import launch
@@ -181,7 +180,7 @@ class Annealing(Study[AnnealingConfig]):
             rows = self._rows(cells, data)
             if len(rows) == len(c.rows):
                 conclusions += [*self._better(data, rows), *self._order(data, rows)]
-            lines: list[TableRow] = []
+            lines: list[Row] = []
             for row, cell in rows.items():
                 each = zip(c.times, cell["epochs"], cell["seconds"], cell["annealed_nll"], cell["test_nll"], strict=True)
                 lines += [
@@ -207,7 +206,7 @@ class Annealing(Study[AnnealingConfig]):
         best = self._best(rows, by_samples)
         if best is None or len(rows) < 2:
             return []
-        lines: list[TableRow] = []
+        lines: list[Row] = []
         for row, cell in rows.items():
             if row != best:
                 seeds = _paired(cell, rows[best])

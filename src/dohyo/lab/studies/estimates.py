@@ -147,7 +147,7 @@ class Estimates(Study[EstimatesConfig]):
             if len(each) == len(found.offsets.get(name, ())):
                 curves[name] |= {"every_k": [e["nll"] for e in each], "every_k_stderr": [e["stderr"] for e in each]}
         truth, c = cells["truth"], self.config
-        figure, numbers = plot_estimates(curves, NAMES, truth["nll"], truth["stderr"], c.runs, c.images)
+        figure, numbers = plot_estimates(curves, NAMES, (truth["nll"], truth["stderr"]), c.runs, c.images)
         title = f"Test NLL of a VAE trained by the ELBO on {c.run or c.data}: mean and spread of {c.runs} runs against cost"
         alt = (
             "A panel for each estimator beside IWAE: means against cost with their errors, a band of one standard deviation of a "
@@ -158,9 +158,10 @@ class Estimates(Study[EstimatesConfig]):
 
 def estimator_at(name: str, m: int) -> Any:
     """The estimator of this name at cost m + 5; SUMO always computes m terms, and its law adds 5 on average."""
-    power = power_law_with_mean(_MORE, 1.5, math.inf)
-    laws = {"sumo-harmonic": HarmonicTail(), "sumo-geometric": Geometric(1 / _MORE), "sumo-power": power}
-    return SUMO(m, laws[name]) if name in laws else ESTIMATORS[name].at_cost(m + _MORE)
+    if name in LAWS:
+        laws = {"sumo-harmonic": HarmonicTail(), "sumo-geometric": Geometric(1 / _MORE)}
+        return SUMO(m, laws.get(name) or power_law_with_mean(_MORE, 1.5, math.inf))
+    return ESTIMATORS[name].at_cost(m + _MORE)
 
 
 def _truth(model: Any, x: Tensor, options: Cell, seed: int, max_rows: int, advance: Advance) -> Cell:
@@ -192,12 +193,7 @@ def strata(depth: int) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def mean_over_every_k(
-    model: Any,
-    x: Tensor,
-    estimators: Mapping[str, PrefixRoulette],
-    depth: int,
-    max_rows: int | None = None,
-    advance: Advance = lambda share: None,
+    model: Any, x: Tensor, estimators: Mapping[str, PrefixRoulette], depth: int, max_rows: int, advance: Advance
 ) -> dict[str, tuple[float, float]]:
     r"""The mean over x of each roulette estimator, and the standard error of its noise; all use the same log-weights.
 
@@ -217,7 +213,7 @@ def mean_over_every_k(
         for first, last in parts:
             draws = min(_MOST_DRAWS, max(2, depth // (last + 1)))
             wanted = rows(torch.full((len(data),), draws * (most + last)))
-            packed = torch.cat([source(part) for part in wanted.split(max_rows or len(wanted))])
+            packed = torch.cat([source(part) for part in wanted.split(max_rows)])
             log_w = packed.view(len(data) * draws, most + last).double()
             for name, estimator in estimators.items():
                 own = contribution(estimator, log_w, first, last, last == depth).view(len(data), draws)

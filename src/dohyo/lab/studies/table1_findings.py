@@ -6,8 +6,7 @@ from statistics import fmean, stdev
 
 from dohyo.lab.folder import Conclusion, Table
 from dohyo.lab.studies.runs import SHARED_K
-from dohyo.lab.studies.study import Cell
-from dohyo.lab.studies.study import Row as TableRow
+from dohyo.lab.studies.study import Cell, Row
 from dohyo.lab.studies.table1_rows import COSTS, PUBLISHED, ROWS, SOURCES
 from dohyo.lab.studies.verdicts import Contrast, all_below, all_hold, is_close, listed, pooled, pooled_text
 
@@ -173,7 +172,7 @@ class Findings:
         own = [entry for entry in self.entries if entry.data == data]
         others = [published for published in PUBLISHED if published.at(data)]
         costs = sorted({*(COSTS if others else ()), *(entry.cost for entry in own)})
-        rows: list[TableRow] = []
+        rows: list[Row] = []
         for published in others:
             at = published.at(data)
             values = [None if k not in at else f"{at[k][0]:.2f}" + (f" ± {at[k][1]:.2f}" if at[k][1] else "") for k in costs]
@@ -207,10 +206,10 @@ class Findings:
 
     def _details(self) -> Table:
         columns = ["data", "k", "objective", "test NLL", "sd", "behind the best", "p", "expected cost", "steps clipped", "epochs"]
-        rows: list[TableRow] = []
+        rows: list[Row] = []
         for e in self.entries:
             behind, best = self.against_best(e), self.best[e.data, e.cost] is e
-            tested: TableRow = [None, None] if best else [f"{behind.mean:.2f} ± {behind.half():.2f}", float(f"{behind.p:.2g}")]
+            tested: Row = [None, None] if best else [f"{behind.mean:.2f} ± {behind.half():.2f}", float(f"{behind.p:.2g}")]
             numbers = [round(e.result["expected_cost"], 2), f"{fmean(e.result['clipped_decoder']):.0%}", max(e.epochs)]
             rows.append([DATA[e.data], e.cost, ROWS[e.row].label, round(e.mean, 3), round(stdev(e.nll), 3), *tested, *numbers])
         note = (
