@@ -26,11 +26,8 @@ def plot_rates(
     """Second moments of values (left) and gradients (right) against k, a row for each model, with reference rates.
 
     Args:
-        ks: For each model.
         curves: For each model and series the moments of values and of gradients, (2, trials, ks).
-        rates: For each model and series the fitted slopes of both, as text.
-        series: What each is called.
-        fit_from: Where the fitted lines begin.
+        rates: For each model and series the slopes of both, fitted from the k `fit_from` on, as text.
     """
     figure = Figure(figsize=(10.5, 4.3 * len(curves) + 0.3), layout="constrained")
     axes = figure.subplots(len(curves), 2, squeeze=False)

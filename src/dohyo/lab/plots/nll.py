@@ -176,11 +176,7 @@ def plot_clipping(curve: Mapping[str, Sequence[Any]], iwae: tuple[float, float] 
 
 
 def plot_times(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> tuple[Figure, dict[str, Any]]:
-    """For each data set, means with bars of one standard deviation over the replicas.
-
-    Args:
-        panels: By data set and label: seconds, and the mean and sd of the NLL there.
-    """
+    """By data set and label: after some seconds the mean NLL, with bars of one standard deviation (sd) over the replicas."""
     most = max(len(rows) for rows in panels.values())
     figure = Figure(figsize=(6.5 * len(panels), 1.6 + 0.4 * most), layout="constrained")
     for axis, (data, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):

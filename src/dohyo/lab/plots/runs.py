@@ -23,8 +23,7 @@ def plot_learning_curves(records: Records, path: Path) -> None:
     training value beyond it. Values that are None or not finite are left out.
 
     Args:
-        records: One for each epoch, with the keys epoch, train_nll, valid_nll, learning_rate, clipped_decoder and
-            clipped_encoder (the shares of steps whose gradient was clipped, 0 to 1).
+        records: One for each epoch, as in metrics.jsonl; clipped_decoder and clipped_encoder are shares of the steps, 0 to 1.
     """
     curves = read_curves(records, _KEYS)
     epoch, train, valid = curves["epoch"], curves["train_nll"], curves["valid_nll"]

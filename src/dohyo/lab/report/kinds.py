@@ -19,6 +19,7 @@ from dohyo.lab.folder import (
     check_values,
     replica_folder,
 )
+from dohyo.lab.report.entries import judged
 from dohyo.lab.report.grids import Cell, Grid, duration, grid, measured, number, on_one_axis, with_error
 
 _NUMBER, _TEXT, _WHOLE = float | int | None, str | None, int | None
@@ -36,7 +37,6 @@ _NUMBERS = (
     "log_z", "log_z_stderr", "ess", "log_normaliser",
     "best_reward", "best_known", "gap", "mean_reward", "mean_reward_stderr", "seconds_to_best", "variables",
 )  # fmt: skip
-_TRUSTED = {True: "trusted", False: "not to be trusted"}
 _MOST_REPLICAS = 1000  # that the commands allow
 _OTHER = "it was written by another version of dohyo, or damaged: run it again, or leave this folder out"
 
@@ -275,15 +275,6 @@ class QPBO(Kind):
         if c.get("instance"):
             return _short(c["instance"]) + (f", problem {c['index']}" if c.get("index") else "")
         return c.get("reward") or f"the random quadratic {c.get('instance_seed')}"
-
-
-def judged(text: str, found: Values) -> str:
-    """A number with its error bar, and whether that can be trusted."""
-    verdict = found.get("verdict")
-    if not verdict:
-        return text
-    words = next((words for value, words in _TRUSTED.items() if verdict.get("trusted") is value), "not judged")
-    return f"{text}, {words}"
 
 
 def _short(data: str) -> str:

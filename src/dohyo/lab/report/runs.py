@@ -8,29 +8,11 @@ from typing import Any
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.lab.evaluations import Saved, is_current, load_evaluation
-from dohyo.lab.folder import (
-    CONFIG,
-    EVALUATION,
-    SANDWICH,
-    TEST_VALUES,
-    VALUES,
-    Values,
-    beyond_verdict,
-    check_values,
-    read_config,
-    read_json,
-    read_records,
-    read_result,
-)
-from dohyo.lab.report.entries import Entry, Figure, as_yaml, figure, versions
+from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, read_config, read_records, read_result
+from dohyo.lab.report.entries import Entry, Figure, as_yaml, figure, notices, read_beside, versions
 from dohyo.lab.report.grids import NOTHING, Cell, Grid, duration, grid, number, on_one_axis, with_error
-from dohyo.lab.report.kinds import KINDS, Kind, judged
+from dohyo.lab.report.kinds import KINDS, Kind
 
-_REMEDY = "remove it, or make it again"
-_NUMBER = float | int | None
-_EVALUATION = {"estimator": str, "steps": int, "best_epoch": _NUMBER, "mean": _NUMBER, "stderr": _NUMBER, "split": str,
-               "verdict": dict, "warnings": list}  # fmt: skip
-_SANDWICH = {"lower": _NUMBER, "upper": _NUMBER, "gap": _NUMBER, "gap_stderr": _NUMBER, "crosses": bool, "verdict": str}
 _NOTE = (
     "Each against the best, datum by datum, so that the variation between data cancels. The intervals hold with 95% confidence."
 )
@@ -72,7 +54,7 @@ def _entry(kind: Kind) -> Entry:
     folder, config, result, replicas = kind.folder, kind.config, kind.result, kind.replicas()
     name = folder.resolve().name
     compared = kind.compared()
-    seconds, beside = duration(result.get("seconds")), _beside(folder, result)
+    seconds, (beside, said) = duration(result.get("seconds")), read_beside(folder, result)
     more: list[tuple[str, list[Grid], list[Figure]]] = []
     for i, replica in enumerate(replicas):
         figures = _pictures(replica)
@@ -87,8 +69,8 @@ def _entry(kind: Kind) -> Entry:
         outcome=f"{kind.measure} {compared[kind.measure].text}" if result else "no result yet",
         state=_state(kind),
         seconds=seconds,
-        notices=[*_notices(result), *beside[1]] if result else [_unfinished(kind)],
-        headline=[*kind.headline(), *beside[0]] if result else [],
+        notices=[*notices(result), *said] if result else [_unfinished(kind)],
+        headline=[*kind.headline(), *beside] if result else [],
         tables=kind.tables(),
         figures=_pictures(kind),
         facts=[
@@ -104,34 +86,6 @@ def _entry(kind: Kind) -> Entry:
         more=[*more, *([("Every number", [grid("", ["name", "value"], numbers)], [])] if numbers else [])],
         compared={**compared, "time": seconds},
     )
-
-
-def _beside(folder: Path, result: Values) -> tuple[list[tuple[str, str]], list[str]]:
-    """Numbers with their names, and notices: of the last `dohyo evaluate`, unless the run has found better parameters since, and
-    of the last `dohyo sandwich`."""
-    headline, said = list[tuple[str, str]](), list[str]()
-    path = folder / EVALUATION
-    if path.is_file():
-        values = check_values(read_json(path, _REMEDY), _EVALUATION, path, _REMEDY)
-        if values.get("best_epoch") == result.get("best_epoch"):
-            by = f"chains of {values['steps']} leapfrogs" if values["steps"] else "the encoder's weights"
-            name = f"log p(x) of {values['split']} data by {values['estimator']}, {by}, nats"
-            headline.append((name, judged(with_error(values.get("mean"), values.get("stderr")), values)))
-            said += [f"dohyo evaluate: {line}" for line in _notices(values)]
-    path = folder / SANDWICH
-    if path.is_file():
-        values = check_values(read_json(path, _REMEDY), _SANDWICH, path, _REMEDY)
-        between = f"{number(values.get('lower'))} to {number(values.get('upper'))}"
-        headline.append(("log p(x) of its own samples, nats", between))
-        said += [f"dohyo sandwich: {values['verdict']}"] if values["crosses"] else []
-    return headline, said
-
-
-def _notices(found: Values) -> list[str]:
-    """The verdict, unless all is well, and every warning that is not in it."""
-    verdict = found.get("verdict") or {}
-    doubted = str(verdict.get("reason") or "") if verdict.get("trusted") is not True else ""
-    return [*([doubted] if doubted else []), *beyond_verdict(found)]
 
 
 def _state(kind: Kind) -> str:

@@ -112,10 +112,7 @@ class Clipping(Study[ClippingConfig]):
         return conclusions, [Table(title, columns, rows, note)]
 
     def _full_and_none(self, found: dict[str, Cell], diverged: bool) -> list[Conclusion]:
-        """No clipping against every norm, and the norms that clip every step against those that clip some.
-
-        A small norm may also be slow, so all are compared.
-        """
+        """No clipping against every norm; norms that clip every step against all that clip some, for a small one may be slow."""
         paper = "says that neither full nor no clipping is desirable"
         shares = {norm: fmean(cell["clipped_decoder"]) for norm, cell in found.items() if norm != NONE}
         full = [norm for norm, share in shares.items() if share > _EVERY]

@@ -18,11 +18,9 @@ _NOTHING = 0.01  # a cross term this small beside the squares of its factors may
 
 
 class Findings:
-    """The finished trials, and what follows.
+    """The finished trials, from cells whose names begin with toy, cross or vae, and what follows.
 
-    Args:
-        cells: The results by name; a name begins with toy, cross or vae.
-        fit_from: Slopes are fitted from this k on, those of the cross terms from a quarter of it.
+    Slopes are fitted from the k `fit_from` on, those of the cross terms from a quarter of it.
     """
 
     def __init__(self, cells: dict[str, Cell], fit_from: int) -> None:

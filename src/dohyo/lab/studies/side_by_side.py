@@ -42,15 +42,12 @@ class Watcher(Protocol):
     def end(self, name: str, problem: str | None) -> None: ...
 
 
+# Begins a cell, or puts it into a queue; a result of False says that somebody else is doing it.
 Submit = Callable[[str, Advance], "Future[bool]"]
 
 
 def reproduce_side_by_side(work: Reproduction, submit: Submit, watcher: Watcher) -> dict[str, str]:
-    """Do the cells that are not done yet, and write study.json after each; returns why those failed that did.
-
-    Args:
-        submit: Begins a cell, or puts it into a queue; a result of False says that somebody else is doing it.
-    """
+    """Do the cells that are not done yet, and write study.json after each; returns why those failed that did."""
     news: SimpleQueue[tuple[str, Any]] = SimpleQueue()
 
     def begin(name: str) -> None:

@@ -59,11 +59,7 @@ class Findings:
         return Contrast.of((1, entry.nll), (-1, self.best[entry.data, entry.cost].nll))
 
     def conclusions(self, published: bool = True) -> list[Conclusion]:
-        """What the numbers say of each claim that they concern.
-
-        Args:
-            published: Whether the NLL are by the yardstick of what is published, IWAE with 5000 terms.
-        """
+        """What the numbers say; `published` if they are by the yardstick of what is published, IWAE with 5000 terms."""
         gaps = [_PAPER["iwae"][place] - nll for place, nll in _PAPER["sumo-variance"].items()]
         paper = f"lower in all {len(gaps)} cases, by {min(gaps):.2f} to {max(gaps):.2f}"
         return [
