@@ -1,7 +1,6 @@
 """Pictures of what a policy earns."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 from dohyo.lab.plots.picture import SMALL, Array, Records, bulk, dots, plain_numbers, read_curves, span, tidy
 
 _KEYS = ("step", "seconds", "reward", "best_reward", "entropy")
-_COLOURS = [f"C{i}" for i in range(10)]
 _RATIO = 20  # of the longest run's seconds or steps to the shortest's: beyond it their axis is logarithmic
 
 
@@ -34,7 +32,8 @@ def plot_reward_curves(runs: Mapping[str, Sequence[Records]], best_known: float 
     figure = Figure(figsize=(13, 4.4 + 0.1 * (len(curves) if len(curves) > 1 else 0)), layout="constrained")
     by_step, by_second, entropy = figure.subplots(1, 3)
     by_second.sharey(by_step)
-    for seeds, colour in zip(curves.values(), cycle(_COLOURS), strict=False):
+    for number, seeds in enumerate(curves.values()):
+        colour = f"C{number}"
         for axis, clock in ((by_step, "step"), (by_second, "seconds")):
             _plot(axis, seeds, clock, "reward", colour, linewidth=1.1)
             _plot(axis, seeds, clock, "best_reward", colour, linewidth=1.8, linestyle="--", drawstyle="steps-post")
@@ -97,16 +96,13 @@ def _legend(figure: Figure, curves: Mapping[str, list[Any]], best_known: float |
         kinds.append(Line2D([], [], color="black", linewidth=1, linestyle=":", label=f"best known: {best_known:.10g}"))
     if any(len(seeds) > 1 for seeds in curves.values()):
         kinds.append(Patch(color=grey, alpha=0.15, linewidth=0, label="lowest to highest of the seeds"))
-    names = []
-    for (name, seeds), colour in zip(curves.items(), cycle(_COLOURS), strict=False):
-        label = name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds"
-        names.append(Line2D([], [], color=colour, linewidth=2.5, label=label))
+    labels = [name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds" for name, seeds in curves.items()]
     if len(curves) > 1:
-        longest = max(len(str(handle.get_label())) for handle in names)
-        columns = max(1, min(len(names), 6, 150 // (longest + 6)))  # about 150 letters go into the picture's width
+        names = [Line2D([], [], color=f"C{number}", linewidth=2.5, label=label) for number, label in enumerate(labels)]
+        columns = max(1, min(len(names), 6, 150 // (max(map(len, labels)) + 6)))  # about 150 letters go into the picture's width
         figure.legend(handles=names, loc="outside upper center", ncols=columns, frameon=False, fontsize=SMALL + 2)
     else:
-        figure.suptitle(str(names[0].get_label()), fontsize=SMALL + 3)
+        figure.suptitle(labels[0], fontsize=SMALL + 3)
     figure.legend(handles=kinds, loc="outside lower center", ncols=4, frameon=False, fontsize=SMALL + 1)
 
 

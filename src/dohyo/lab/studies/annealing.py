@@ -1,7 +1,7 @@
 """Training through annealed chains against training by samples of the encoder, at equal time; not in the paper."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -179,7 +179,7 @@ class Annealing(Study[AnnealingConfig]):
         for data in c.sets:
             rows = self._rows(cells, data)
             if len(rows) == len(c.rows):
-                conclusions += [*self._better(data, rows), *self._order(data, rows)]
+                conclusions += [*self._better(data, rows), self._order(data, rows)]
             lines: list[Row] = []
             for row, cell in rows.items():
                 each = zip(c.times, cell["epochs"], cell["seconds"], cell["annealed_nll"], cell["test_nll"], strict=True)
@@ -209,9 +209,8 @@ class Annealing(Study[AnnealingConfig]):
         lines: list[Row] = []
         for row, cell in rows.items():
             if row != best:
-                seeds = _paired(cell, rows[best])
-                of_images = [each["last_annealed_nll_of_images"] for each in (cell, rows[best])]
-                images = [a - b for a, b in zip(*of_images, strict=True)]
+                seeds = _paired(cell["annealed_nll"][-1], rows[best]["annealed_nll"][-1])
+                images = _paired(cell["last_annealed_nll_of_images"], rows[best]["last_annealed_nll_of_images"])
                 errors = [stdev(values) / math.sqrt(len(values)) for values in (seeds, images)]
                 iwae = fmean(cell["test_nll"][-1]) - fmean(rows[best]["test_nll"][-1])
                 lines.append([label(row), *(round(value, 3) for value in (fmean(seeds), *errors, iwae))])
@@ -220,9 +219,9 @@ class Annealing(Study[AnnealingConfig]):
         title = f"Differences from {label(best)} after {self.config.times[-1]:g} s, {data}"
         return [Table(title, columns, lines, note)]
 
-    def _better(self, data: str, rows: dict[str, Cell]) -> list[Conclusion]:
+    def _better(self, data: str, rows: dict[str, Cell]) -> Iterator[Conclusion]:
         """The best rows with chains, throughout and in the second half, against the best with samples of the encoder."""
-        samples, found = self._best(rows, by_samples), []
+        samples = self._best(rows, by_samples)
         claims = {
             "through chains from the start": lambda row: row.startswith("chains"),
             "by IWAE-5 first and then through chains": lambda row: "then-chains" in row,
@@ -230,20 +229,18 @@ class Annealing(Study[AnnealingConfig]):
         for text, among in claims.items():
             chains = self._best(rows, among)
             if samples is not None and chains is not None:
-                contrast = Contrast.of((1, _paired(rows[chains], rows[samples])))
+                contrast = Contrast.of((1, _paired(rows[chains]["annealed_nll"][-1], rows[samples]["annealed_nll"][-1])))
                 shown = f"{data}, {label(chains)} less {label(samples)} after {self.config.times[-1]:g} s"
                 claim = f"At equal time a model trained {text} is better than the best of those trained by samples of the encoder"
-                found.append(Conclusion(claim, "", f"{shown}: {listed({'NLL': contrast})}", all_below([contrast])))
-        return found
+                yield Conclusion(claim, "", f"{shown}: {listed({'NLL': contrast})}", all_below([contrast]))
 
-    def _order(self, data: str, rows: dict[str, Cell]) -> list[Conclusion]:
+    def _order(self, data: str, rows: dict[str, Cell]) -> Conclusion:
         """Whether both ways of testing agree on the best row; no verdict where they do by chance as likely as not."""
         best = [min(rows, key=lambda row: fmean(rows[row][key][-1])) for key in ("annealed_nll", "test_nll")]
         gap = Contrast.of((1, rows[best[0]]["test_nll"][-1]), (-1, rows[best[1]]["test_nll"][-1]))
-        same = best[0] == best[1]
         text = f"{data}: the best is {label(best[0])} by annealed weights and {label(best[1])} by {self._iwae}"
-        holds = True if same else False if gap.mean > gap.half() else None
-        return [Conclusion("IWAE with many terms finds the same model best as annealed weights do", "", text, holds)]
+        holds = True if best[0] == best[1] else False if gap.mean > gap.half() else None
+        return Conclusion("IWAE with many terms finds the same model best as annealed weights do", "", text, holds)
 
     def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         panels: dict[str, Any] = {}
@@ -267,6 +264,6 @@ def by_samples(row: str) -> bool:
     return "chains" not in row
 
 
-def _paired(ours: Cell, theirs: Cell) -> list[float]:
-    """The differences of the NLL after the longest time, seed by seed: the first parameters and the data's order are the same."""
-    return [a - b for a, b in zip(ours["annealed_nll"][-1], theirs["annealed_nll"][-1], strict=True)]
+def _paired(ours: list[float], theirs: list[float]) -> list[float]:
+    """The differences by seed, where the first parameters and the data's order are the same, or by image."""
+    return [a - b for a, b in zip(ours, theirs, strict=True)]
