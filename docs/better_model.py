@@ -16,9 +16,8 @@ from statistics import fmean
 from typing import Any
 
 from dohyo.lab.report.grids import Grid, grid
-from dohyo.lab.studies.published import COSTS
 from dohyo.lab.studies.table1_findings import DATA, Entry
-from dohyo.lab.studies.table1_rows import ROWS
+from dohyo.lab.studies.table1_rows import COSTS, ROWS
 from dohyo.lab.studies.verdicts import LEAST_PLACES, pooled, pooled_text
 from full_length import SETS, Cells
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from dohyo.lab.folder import Conclusion
 from dohyo.lab.report.grids import Grid, grid
-from dohyo.lab.studies.published import COSTS, PUBLISHED
 from dohyo.lab.studies.table1_findings import DATA, Entry, Findings
-from dohyo.lab.studies.table1_rows import ROWS
+from dohyo.lab.studies.table1_rows import COSTS, PUBLISHED, ROWS
 from dohyo.lab.studies.verdicts import Contrast
 
 SETS = ("mnist", "omniglot")

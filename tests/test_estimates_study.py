@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from dohyo import IWAE, SUMO, Geometric, HarmonicTail, Law, PowerLaw, log_marginal
 from dohyo.lab.plots.nll import plot_estimates
 from dohyo.lab.studies.convergence import Toy, toy_data
-from dohyo.lab.studies.estimates import Estimates, estimator_at
+from dohyo.lab.studies.estimates import Estimates, contribution, estimator_at, mean_over_every_k, strata
 from dohyo.lab.studies.estimates_findings import LAWS, NAMES, Findings
-from dohyo.lab.studies.strata import contribution, mean_over_every_k, strata
 from real import command, finished, killed_when, picture
 
 from problems import FewPoints
@@ -43,9 +42,10 @@ def cell(mean: float, sd: float, runs: int = 100) -> dict[str, Any]:
 
 
 def findings(offsets: dict[str, float], sds: dict[str, float], every_k: float = 90.1) -> list[bool | None]:
-    cells = {name: [cell(90.0 + offsets.get(name, 0.0), sds.get(name, 0.1)) for _ in COSTS] for name in NAMES}
-    counted = {law: [{"nll": every_k, "stderr": 0.02} for _ in COSTS] for law in LAWS}
-    return [conclusion.holds for conclusion in Findings(cells, TRUTH, COSTS, counted).conclusions()]
+    places = [(name, f"{name}_{cost:03d}") for name in NAMES for cost in COSTS]
+    cells = {place: cell(90.0 + offsets.get(name, 0.0), sds.get(name, 0.1)) for name, place in places}
+    counted = {place: {"nll": every_k, "stderr": 0.02} for name, place in places if name in LAWS}
+    return [one.holds for one in Findings({**cells, "truth": TRUTH, "every-k": counted}, COSTS).conclusions()]
 
 
 def test_claims_follow_the_numbers() -> None:
@@ -58,7 +58,7 @@ def test_claims_follow_the_numbers() -> None:
     assert findings({"iwae": 2.0}, {**sds, "sumo-power": 30.0})[1] is None  # noise that would hide a bias
     assert findings({"iwae": 2.0, "multilevel-rr": -0.2}, sds)[2] is False
     assert findings({"iwae": 2.0}, {**sds, "multilevel-rr": 0.2})[3] is False
-    few = Findings({"iwae": [cell(92.0, 0.1)]}, TRUTH, COSTS, {})
+    few = Findings({"iwae_006": cell(92.0, 0.1), "truth": TRUTH}, COSTS)
     assert few.conclusions() == []
     assert few.tables("x")[0].rows[0][:4] == ["IWAE", 15.0, 92.0, "+2.00 ± 0.03"]
 
@@ -81,7 +81,7 @@ def test_every_k_counted_agrees_with_the_exact_evidence() -> None:
     torch.manual_seed(2)
     laws = {name: estimator_at(name, 1) for name in LAWS}
     exact = float(model.exact(x).detach().mean())
-    for mean, stderr in mean_over_every_k(model, x, laws, 256, max_rows=500).values():
+    for mean, stderr in mean_over_every_k(model, x, laws, 256, 500, lambda share: None).values():
         assert stderr < 0.03
         assert abs(mean - exact) < 4.9 * stderr
     with torch.no_grad():  # five terms are not enough
@@ -94,7 +94,7 @@ def test_the_picture_shows_the_truth_and_what_is_beyond_the_axis() -> None:
         "iwae": {"cost": [6, 15, 50], "mean": [92.0, 91.0, 90.5], "sd": [0.1, 0.1, 0.1]},
         "sumo-harmonic": {"cost": [6.1, 15.1, 50.1], "mean": [150.0, 90.1, 90.0], "sd": [9.0, 1.0, 0.1]},
     }
-    figure, numbers = plot_estimates(curves, NAMES, 90.0, 0.05, 100, 200)
+    figure, numbers = plot_estimates(curves, NAMES, (90.0, 0.05), 100, 200)
     assert isinstance(figure, Figure)
     first = figure.axes[0]
     low, high = first.get_ylim()

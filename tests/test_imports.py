@@ -56,7 +56,7 @@ ROOMS = {
     "lab.fast": "annealing contract lab.training laws objectives packing",
     "lab.experiments": "annealing contract diagnostics estimators evaluation kl lab.data lab.evaluations lab.fast lab.folder "
     "lab.parsing lab.rewards lab.targets lab.training models objectives packing verdict",
-    "lab.plots": "bounds estimators evaluation kl lab.bank lab.folder",
+    "lab.plots": "estimators evaluation kl lab.bank lab.folder",
     "lab.studies": "annealing bounds contract estimators evaluation lab.experiments lab.folder lab.plots lab.targets "
     "lab.training laws marginal models objectives packing",
     "lab.report": "dohyo lab.evaluations lab.folder",

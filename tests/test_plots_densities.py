@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dohyo.kl import Draws, draw
 from dohyo.lab.plots.densities import plot_density_comparison, plot_density_run, plot_marginals
-from dohyo.lab.plots.divergence import Curve, plot_divergence_curves, plot_reverse_kl_curves
+from dohyo.lab.plots.divergence import plot_divergence_curves, plot_reverse_kl_curves
 from dohyo.lab.plots.picture import write_picture
 from dohyo.lab.targets import Autoregressive, Custom, Funnel, Ring, Target
 from dohyo.models import GaussianLVM
@@ -121,12 +121,7 @@ def test_several_runs(tmp_path: Path) -> None:
     lost = records(10)
     for i, record in enumerate(lost):
         record |= {"estimate": -(10.0**i), "diverged": i > 3}
-    curves = [
-        Curve("IWAE", 5, lost),
-        Curve("SUMO", 15, records(10)),
-        Curve("SUMO", 15, records(8)),
-        Curve("SUMO", 50, records(1)),
-    ]
+    curves = {("IWAE", 5): [lost], ("SUMO", 15): [records(10), records(8)], ("SUMO", 50): [records(1)]}
     write_picture(*plot_reverse_kl_curves(curves), tmp_path / "curves.png")
     numbers = picture(tmp_path / "curves.png")["curves"]
     assert [(entry["label"], entry["cost"], len(entry["step"])) for entry in numbers] == [
@@ -135,7 +130,7 @@ def test_several_runs(tmp_path: Path) -> None:
     assert numbers[0]["estimate"][9] == -1e9
     assert numbers[0]["diverged"].index(True) == 4
     assert numbers[1]["truth"] == pytest.approx([record["reverse_kl"] for record in records(10)], rel=1e-5)
-    write_picture(*plot_reverse_kl_curves([Curve("one", 15, records(3, None))]), tmp_path / "curves.png")
+    write_picture(*plot_reverse_kl_curves({("one", 15): [records(3, None)]}), tmp_path / "curves.png")
 
 
 # --- densities

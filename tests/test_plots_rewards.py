@@ -30,7 +30,7 @@ def plot(runs: Any, path: Path, best_known: float | None = None) -> None:
 @pytest.mark.parametrize("best_known", [1234, None])
 def test_one_run(count: int, best_known: int | None, tmp_path: Path) -> None:
     given = records(count)
-    plot({"latent": given}, tmp_path / "curves.png", best_known)
+    plot({"latent": [given]}, tmp_path / "curves.png", best_known)
     assert {path.name for path in tmp_path.iterdir()} == {"curves.png", "curves.json"}
     numbers = picture(tmp_path / "curves.png")
     assert numbers["best_known"] == best_known
@@ -47,7 +47,7 @@ def test_runs_seeds_and_paces_in_one_picture(tmp_path: Path) -> None:
     runs: dict[str, Any] = {
         "latent, SUMO": [records(50), records(40, 0.6), records(50, 0.4, 900)],
         "autoregressive": [records(50, 30.0), records(50, 31.0, 1100)],
-        "independent": records(30, 0.01, 700),
+        "independent": [records(30, 0.01, 700)],
     }
     plot(runs, tmp_path / "curves.png", 1200)
     numbers = picture(tmp_path / "curves.png")["runs"]
@@ -65,7 +65,7 @@ def test_seeds_without_a_common_moment(tmp_path: Path) -> None:
 
 def test_large_whole_rewards_stay_exact(tmp_path: Path) -> None:
     given = [record | {"best_reward": 123_456_789_012} for record in records(2)]
-    plot({"latent": given}, tmp_path / "curves.png", 123_456_789_013)
+    plot({"latent": [given]}, tmp_path / "curves.png", 123_456_789_013)
     numbers = picture(tmp_path / "curves.png")
     assert numbers["runs"]["latent"][0]["best_reward"] == [123_456_789_012] * 2
     assert numbers["best_known"] == 123_456_789_013
@@ -73,37 +73,37 @@ def test_large_whole_rewards_stay_exact(tmp_path: Path) -> None:
 
 def test_what_is_far_away_or_missing(tmp_path: Path) -> None:
     given = records(40)
-    plot({"latent": given}, tmp_path / "clean.png")
+    plot({"latent": [given]}, tmp_path / "clean.png")
     given[0]["reward"], given[7]["entropy"] = -1e9, 1e12
     given[8]["reward"], given[9]["entropy"], given[10]["best_reward"] = None, math.nan, math.inf
-    plot({"latent": given}, tmp_path / "heavy.png")
+    plot({"latent": [given]}, tmp_path / "heavy.png")
     clean, heavy = picture(tmp_path / "clean.png"), picture(tmp_path / "heavy.png")
     assert heavy["axis"] == pytest.approx(clean["axis"])
     (run,) = heavy["runs"]["latent"]
     assert run["reward"][8] is run["entropy"][9] is run["best_reward"][10] is None
     assert run["entropy"][7] == 1e12
     nothing = [record | dict.fromkeys(("reward", "best_reward", "entropy")) for record in given]
-    plot({"latent": nothing}, tmp_path / "nothing.png")
+    plot({"latent": [nothing]}, tmp_path / "nothing.png")
     assert set(picture(tmp_path / "nothing.png")["runs"]["latent"][0]["reward"]) == {None}
 
 
 def test_runs_that_will_not_do(tmp_path: Path) -> None:
     for runs, message in (
-        ({"latent": []}, "latent has no records"),
+        ({"latent": [[]]}, "latent has no records"),
         ({"latent": [records(3), []]}, "latent has no records"),
-        ({"gru": [{"step": 1, "reward": 2.0}]}, "gru lacks best_reward, entropy, seconds; each needs step"),
+        ({"gru": [[{"step": 1, "reward": 2.0}]]}, "gru lacks best_reward, entropy, seconds; each needs step"),
     ):
         with pytest.raises(ValueError, match=message):
             plot(runs, tmp_path / "curves.png")
     with pytest.raises(ValueError, match=r"\.png"):
-        plot({"latent": records(2)}, tmp_path / "curves.txt")
+        plot({"latent": [records(2)]}, tmp_path / "curves.txt")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_drawn() -> None:
     """The lines themselves, not only the numbers beside the picture: mean and best reward by step and by second, entropy."""
     found = records(30)
-    figure, _ = plot_reward_curves({"one": found}, best_known=1234)
+    figure, _ = plot_reward_curves({"one": [found]}, best_known=1234)
     by_step, by_second, entropy = figure.axes[:3]
     for axis, clock, names in ((by_step, "step", ("reward", "best_reward")), (by_second, "seconds", ("reward", "best_reward")),
                                (entropy, "step", ("entropy",))):  # fmt: skip

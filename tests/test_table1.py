@@ -16,11 +16,10 @@ from dohyo.lab.data import load
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import read_records
 from dohyo.lab.plots.nll import plot_table
-from dohyo.lab.studies.published import COSTS, PUBLISHED, SOURCES
 from dohyo.lab.studies.study import picked, reproduce
 from dohyo.lab.studies.table1 import Table1
 from dohyo.lab.studies.table1_findings import DATA, Entry, Findings
-from dohyo.lab.studies.table1_rows import ROWS
+from dohyo.lab.studies.table1_rows import COSTS, PUBLISHED, ROWS, SOURCES
 from dohyo.lab.studies.verdicts import Contrast, all_below
 from real import command, finished, killed_when, picture
 

@@ -294,7 +294,7 @@ class QPBORun(ReplicatedRun[QPBOConfig]):
             from dohyo.lab.plots.picture import write_picture
             from dohyo.lab.plots.rewards import plot_reward_curves
 
-            write_picture(*plot_reward_curves({config.policy: read_records(self.folder)}, known), self.folder / LEARNING_CURVES)
+            write_picture(*plot_reward_curves({config.policy: [read_records(self.folder)]}, known), self.folder / LEARNING_CURVES)
         result = {
             "best_reward": best["value"],
             "best_x": best["x"],

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 from torch import Tensor
 
-from dohyo.bounds import prefix_log_mean, settle
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
 from dohyo.lab.bank import block_width, estimate_bank
@@ -60,8 +59,7 @@ def iwae_curve(log_w: Tensor, seed: int) -> dict[str, list[Any]]:
 
 
 def _at_cost(log_w: Tensor, cost: float, width: int, replicates: int, seed: int) -> list[dict[str, Any]]:
-    settled, anchor, _ = settle(log_w)
-    whole = prefix_log_mean(settled)[:, -1] + anchor[:, 0]
+    whole = log_w.double().logsumexp(-1) - math.log(log_w.shape[1])
     points = []
     for name, cls in ESTIMATORS.items():
         try:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 from torch import Tensor
 
-from dohyo.lab.plots.picture import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, plain_numbers, tidy
+from dohyo.lab.plots.picture import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, tidy
 
 _STYLES = ((BLUE, "o"), (RED, "s"), (GREEN, "^"))
 _SCALES = {"multilevel": 1}  # the cross terms are multiplied by (i j) to this power, else by (i j)^2
@@ -18,7 +18,7 @@ _SCALES = {"multilevel": 1}  # the cross terms are multiplied by (i j) to this p
 
 def plot_rates(
     ks: Mapping[str, Sequence[int]],
-    curves: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]],
+    curves: Mapping[str, Mapping[str, Tensor]],
     rates: Mapping[str, Mapping[str, Sequence[str]]],
     series: Mapping[str, str],
     fit_from: int,
@@ -26,11 +26,8 @@ def plot_rates(
     """Second moments of values (left) and gradients (right) against k, a row for each model, with reference rates.
 
     Args:
-        ks: For each model.
-        curves: For each model and series the moments of values and of gradients, (trials, ks) each.
-        rates: For each model and series the fitted slopes of both, as text.
-        series: What each is called.
-        fit_from: Where the fitted lines begin.
+        curves: For each model and series the moments of values and of gradients, (2, trials, ks).
+        rates: For each model and series the slopes of both, fitted from the k `fit_from` on, as text.
     """
     figure = Figure(figsize=(10.5, 4.3 * len(curves) + 0.3), layout="constrained")
     axes = figure.subplots(len(curves), 2, squeeze=False)
@@ -46,7 +43,7 @@ def plot_rates(
                 down = np.minimum(2 * error, 0.9 * mean)  # a logarithmic axis has no room below zero
                 style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "capsize": 2, "lw": 1.3}
                 axis.errorbar(k, mean, yerr=[down, 2 * error], label=label, **style)
-                what = plain_numbers({"mean": mean, "stderr": error}) | {"slope": rates[model][name][column]}
+                what = {"mean": mean, "stderr": error, "slope": rates[model][name][column]}
                 numbers[model].setdefault(name, {})[("value", "gradient")[column]] = what
             top = float(max(both[column].mean(0)[0] for both in by_series.values()))
             _references(axis, k, top)
@@ -80,7 +77,7 @@ def plot_cross_terms(ks: Sequence[int], tables: Mapping[str, Tensor], series: Ma
         axis.set_xticks(k[1:], [str(v) for v in ks[1:]])
         axis.minorticks_off()
         tidy(axis)
-        numbers[name] = {"power": power} | plain_numbers({"mean": mean, "stderr": error})
+        numbers[name] = {"power": power, "mean": mean, "stderr": error}
     figure.axes[0].legend(fontsize=8, frameon=False, ncols=2)
     figure.suptitle("Cross terms, multiplied by their rate: the lines become level; bars are two standard errors")
     return figure, numbers

@@ -1,8 +1,7 @@
 """Pictures of a divergence in training: the estimate beside the truth, for one run and for many."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,8 @@ from dohyo.lab.plots.picture import SMALL, Array, Records, dots, mark_beyond, ne
 
 WAYS = {"by_encoder": "by the encoder", "by_prior": "by the prior", "above": "from above"}
 _KEYS = ("step", "estimate", "estimate_stderr", "objective", "stderr", *WAYS)
-_STYLES = {"by_encoder": ":", "by_prior": "-", "above": "--"}
 _COLOURS = {"by_encoder": "tab:purple", "by_prior": "tab:green", "above": "tab:brown"}
 _LINEAR = 0.1  # nats: within these an axis that spans many powers of ten is linear
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One run in `plot_reverse_kl_curves`; runs that differ in the seed alone have the same label and cost."""
-
-    label: str
-    cost: float
-    records: Records
 
 
 def plot_divergence_curves(records: Records, path: Path, ways: Sequence[str] = tuple(WAYS)) -> None:
@@ -75,31 +64,34 @@ def plot_divergence_curves(records: Records, path: Path, ways: Sequence[str] = t
     write_picture(figure, curves | numbers, path)
 
 
-def plot_reverse_kl_curves(curves: Sequence[Curve]) -> tuple[Figure, dict[str, Any]]:
+def plot_reverse_kl_curves(curves: Mapping[tuple[str, int], Sequence[Records]]) -> tuple[Figure, dict[str, Any]]:
     """The training estimate (above) and the true reverse KL (below) against steps: a column for each cost, a colour for each
-    label. The axes are linear within 0.1 nats and logarithmic beyond; a cross marks the first check that found divergence."""
-    costs = sorted({curve.cost for curve in curves})
-    labels = list(dict.fromkeys(curve.label for curve in curves))
+    label. The axes are linear within 0.1 nats and logarithmic beyond; a cross marks the first check that found divergence.
+
+    Args:
+        curves: By label and cost the records of each run; they differ in the seed alone.
+    """
+    costs = sorted({cost for _, cost in curves})
+    labels = list(dict.fromkeys(label for label, _ in curves))
     figure = Figure(figsize=(1.2 + 3.6 * len(costs), 6.2), layout="constrained")
     panels = figure.subplots(2, len(costs), squeeze=False, sharex=True, sharey="row")
     for axis in panels.flat:
         _symmetric_log(axis)
     numbers, seen, normalised = [], set(), True
-    for curve in curves:
-        values, known, diverged = _read(curve.records)
+    for (label, cost), records in ((key, one) for key, runs in curves.items() for one in runs):
+        values, known, diverged = _read(records)
         normalised = normalised and known
-        column, colour = costs.index(curve.cost), f"C{labels.index(curve.label) % 10}"
+        column, colour = costs.index(cost), f"C{labels.index(label) % 10}"
         first = int(diverged.argmax()) if diverged.any() else None
         for row, key, error in ((0, "estimate", "estimate_stderr"), (1, "truth", "stderr")):
             axis, y, spread = panels[row][column], values[key], 2 * np.nan_to_num(values[error])
-            label = None if curve.label in seen else curve.label
-            seen.add(curve.label)
-            axis.plot(values["step"], y, color=colour, linewidth=1.3, label=label, **dots(values["step"]))
+            shown = None if label in seen else label
+            seen.add(label)
+            axis.plot(values["step"], y, color=colour, linewidth=1.3, label=shown, **dots(values["step"]))
             axis.fill_between(values["step"], y - spread, y + spread, color=colour, alpha=0.1, linewidth=0)
             if first is not None:
                 axis.plot(values["step"][first], y[first], "x", color=colour, markersize=8, markeredgewidth=2)
-        entry = {"label": curve.label, "cost": curve.cost, "normalised": known, "diverged": diverged.tolist()}
-        numbers.append(entry | values)
+        numbers.append({"label": label, "cost": cost, "normalised": known, "diverged": diverged.tolist()} | values)
     panels[0][0].set_ylabel("training estimate, nats")
     panels[1][0].set_ylabel("true reverse KL, nats" if normalised else "true objective, nats")
     for axis in panels.flat:
@@ -144,7 +136,8 @@ def _gaps(axis: Axes, curves: dict[str, Array], ways: Sequence[str]) -> None:
     for way in ways:
         if way != "by_encoder":
             gap = curves[way] - curves["by_encoder"]
-            axis.plot(curves["step"], gap, _STYLES[way], color=_COLOURS[way], label=WAYS[way], **dots(curves["step"]))
+            style = "--" if way == "above" else "-"
+            axis.plot(curves["step"], gap, style, color=_COLOURS[way], label=WAYS[way], **dots(curves["step"]))
     axis.axhline(TOLERANCE, color="tab:red", linewidth=0.8, linestyle="--", label="the encoder is lost above")
     axis.set_title("log p(x) less that by the encoder, nats", fontsize=SMALL + 2)
     axis.legend(fontsize=SMALL, frameon=False)

@@ -22,27 +22,25 @@ _STYLES = {"iwae": (BLACK, "o"), "sumo-harmonic": (BLUE, "s"), "sumo-geometric":
 _COST = "cost: log-weights for each image"
 _TIME_STYLES = ((BLACK, "o"), (GREEN, "s"), (ORANGE, "D"), (PINK, "^"), (BLUE, "v"), (RED, "P"))
 _NLL = "test NLL, nats (lower is better)"
+Paper = Mapping[str, Mapping[int, float]]  # the paper's NLL by row and cost
 
 
 def plot_table(
-    panels: Mapping[str, Mapping[str, Any]],
-    labels: Mapping[str, str],
-    papers: Mapping[str, Mapping[str, Mapping[int, float]]],
-    titles: Mapping[str, str],
+    panels: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str], papers: Mapping[str, Paper], titles: Mapping[str, str]
 ) -> tuple[Figure, dict[str, Any]]:
     """Means with bars of one standard deviation over the replicas.
 
     Args:
         panels: For each data set `epochs`, and for each of its `rows` cost, mean and sd.
         labels: What each row is called, in the order of the marks.
-        papers: The paper's NLL by data set, row and cost; open marks where it is near, words where it is not.
+        papers: The paper's NLL by data set; open marks where it is near, words where it is not.
         titles: What each data set is called.
     """
     figure = Figure(figsize=(6.4 * len(panels), 4.8), layout="constrained")
     axes: list[Axes] = list(figure.subplots(1, len(panels), squeeze=False)[0])
-    styles = dict(zip(labels, _ROW_STYLES, strict=True))
+    looks = {row: (label, *style) for (row, label), style in zip(labels.items(), _ROW_STYLES, strict=True)}
     for axis, (data, panel) in zip(axes, panels.items(), strict=True):
-        _panel(axis, panel["rows"], labels, styles, papers.get(data, {}))
+        _panel(axis, panel["rows"], looks, papers.get(data, {}))
         axis.set_title(f"{titles[data]}, epochs: {panel['epochs']}")
     shown = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     order = [label for label in [*labels.values(), "the paper's"] if label in shown]
@@ -54,13 +52,7 @@ def plot_table(
     }
 
 
-def _panel(
-    axis: Axes,
-    rows: Mapping[str, Mapping[str, Any]],
-    labels: Mapping[str, str],
-    styles: Mapping[str, tuple[str, str]],
-    paper: Mapping[str, Mapping[int, float]],
-) -> None:
+def _panel(axis: Axes, rows: Mapping[str, Any], looks: Mapping[str, tuple[str, str, str]], paper: Paper) -> None:
     costs = sorted({cost for curve in rows.values() for cost in curve["cost"]})
     edges = [mean + side * sd for c in rows.values() for mean, sd in zip(c["mean"], c["sd"], strict=True) for side in (-1, 1)]
     reach = max(edges) - min(edges) + 1.0
@@ -68,9 +60,9 @@ def _panel(
     far = [nll for at in theirs.values() for nll in at.values() if not min(edges) - reach < nll < max(edges) + reach]
     for place, (row, curve) in enumerate(rows.items()):
         shift = 0.7 * ((place + 0.5) / len(rows) - 0.5)
-        colour, marker = styles[row]
+        label, colour, marker = looks[row]
         at = [costs.index(cost) + shift for cost in curve["cost"]]
-        axis.errorbar(at, curve["mean"], yerr=curve["sd"], color=colour, marker=marker, ls="none", capsize=3, label=labels[row])
+        axis.errorbar(at, curve["mean"], yerr=curve["sd"], color=colour, marker=marker, ls="none", capsize=3, label=label)
         near = {k: nll for k, nll in theirs.get(row, {}).items() if nll not in far}
         if near:
             open_: dict[str, Any] = {"marker": marker, "ls": "none", "mfc": "none", "color": colour, "markersize": 9}
@@ -90,12 +82,7 @@ def _panel(
 
 
 def plot_estimates(
-    curves: Mapping[str, Mapping[str, Sequence[float]]],
-    names: Mapping[str, str],
-    truth: float,
-    truth_stderr: float,
-    runs: int,
-    images: int,
+    curves: Mapping[str, Mapping[str, Any]], names: Mapping[str, str], truth: tuple[float, float], runs: int, images: int
 ) -> tuple[Figure, dict[str, Any]]:
     """A panel for each unbiased estimator with IWAE and the truth in it, and one of all spreads.
 
@@ -105,16 +92,16 @@ def plot_estimates(
         names: What each is called.
         truth: The NLL, with its standard error.
     """
-    arrays = _arrays(curves)
+    arrays, (nll, stderr) = _arrays(curves), truth
     shown = [name for name in arrays if name != "iwae"]
     panels = len(shown) + 1
     figure = Figure(figsize=(12, 3.9 * -(-panels // 3)), layout="constrained")
     axes: list[Axes] = list(figure.subplots(-(-panels // 3), 3, squeeze=False).ravel())
-    core = np.append(arrays["iwae"]["mean"], truth) if "iwae" in arrays else np.array([truth])
+    core = np.append(arrays["iwae"]["mean"], nll) if "iwae" in arrays else np.array([nll])
     limits = span(near(core, np.concatenate([c["mean"] + side * c["sd"] for c in arrays.values() for side in (-1, 1)])), 0.05)
     for axis, name in zip(axes, shown, strict=False):
-        axis.axhline(truth, color="0.35", lw=1.2, ls="--", label=f"truth, {truth:.2f} ± {2 * truth_stderr:.2f}")
-        axis.axhspan(truth - 2 * truth_stderr, truth + 2 * truth_stderr, color="0.35", alpha=0.25, lw=0)
+        axis.axhline(nll, color="0.35", lw=1.2, ls="--", label=f"truth, {nll:.2f} ± {2 * stderr:.2f}")
+        axis.axhspan(nll - 2 * stderr, nll + 2 * stderr, color="0.35", alpha=0.25, lw=0)
         for each in dict.fromkeys(["iwae", name]):
             if each in arrays:
                 _band(axis, arrays[each], *_STYLES[each], names[each], runs, limits)
@@ -125,7 +112,7 @@ def plot_estimates(
         axis.set_axis_off()
     many = f"{runs} runs, each of one estimate for {images} images"
     figure.suptitle(f"{many}: means with two standard errors, bands of one sd of a run")
-    return figure, {"truth": truth, "truth_stderr": truth_stderr, "runs": runs, "images": images, **arrays}
+    return figure, {"truth": nll, "truth_stderr": stderr, "runs": runs, "images": images, **arrays}
 
 
 def _band(
@@ -189,11 +176,7 @@ def plot_clipping(curve: Mapping[str, Sequence[Any]], iwae: tuple[float, float] 
 
 
 def plot_times(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> tuple[Figure, dict[str, Any]]:
-    """For each data set, means with bars of one standard deviation over the replicas.
-
-    Args:
-        panels: By data set and label: seconds, and the mean and sd of the NLL there.
-    """
+    """By data set and label: after some seconds the mean NLL, with bars of one standard deviation (sd) over the replicas."""
     most = max(len(rows) for rows in panels.values())
     figure = Figure(figsize=(6.5 * len(panels), 1.6 + 0.4 * most), layout="constrained")
     for axis, (data, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):

@@ -53,11 +53,7 @@ def read_curves(records: Records, keys: Sequence[str], whose: str = "the run") -
 
 
 def tidy(axis: Axes, whole: int = 0) -> None:
-    """A light grid and no frame.
-
-    Args:
-        whole: If positive, about this many ticks at whole numbers of x.
-    """
+    """A light grid and no frame; if `whole` is positive, about this many ticks at whole numbers of x."""
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     if whole:

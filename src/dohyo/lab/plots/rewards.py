@@ -1,7 +1,6 @@
 """Pictures of what a policy earns."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,10 @@ from matplotlib.ticker import MaxNLocator
 from dohyo.lab.plots.picture import SMALL, Array, Records, bulk, dots, plain_numbers, read_curves, span, tidy
 
 _KEYS = ("step", "seconds", "reward", "best_reward", "entropy")
-_COLOURS = [f"C{i}" for i in range(10)]
 _RATIO = 20  # of the longest run's seconds or steps to the shortest's: beyond it their axis is logarithmic
 
 
-def plot_reward_curves(
-    runs: Mapping[str, Records | Sequence[Records]], best_known: float | None = None
-) -> tuple[Figure, dict[str, Any]]:
+def plot_reward_curves(runs: Mapping[str, Sequence[Records]], best_known: float | None = None) -> tuple[Figure, dict[str, Any]]:
     """Mean reward of a batch and best reward so far, against steps and against seconds, and the policy's entropy.
 
     Several runs under one name differ in the seed: their mean is shown in a band from the lowest to the highest, as far as the
@@ -28,15 +24,16 @@ def plot_reward_curves(
     the entropy's axis what is far from the rest, for estimates have heavy tails.
 
     Args:
-        runs: Records as in metrics.jsonl, with step, seconds, reward, best_reward and entropy, under each name; or a list
-            of such, one for each seed.
+        runs: Under each name the runs, one for each seed: records as in metrics.jsonl, with step, seconds, reward, best_reward
+            and entropy.
         best_known: Shown as a line.
     """
-    curves = {name: [read_curves(records, _KEYS, name) for records in _seeds(given)] for name, given in runs.items()}
+    curves = {name: [read_curves(records, _KEYS, name) for records in given] for name, given in runs.items()}
     figure = Figure(figsize=(13, 4.4 + 0.1 * (len(curves) if len(curves) > 1 else 0)), layout="constrained")
     by_step, by_second, entropy = figure.subplots(1, 3)
     by_second.sharey(by_step)
-    for seeds, colour in zip(curves.values(), cycle(_COLOURS), strict=False):
+    for number, seeds in enumerate(curves.values()):
+        colour = f"C{number}"
         for axis, clock in ((by_step, "step"), (by_second, "seconds")):
             _plot(axis, seeds, clock, "reward", colour, linewidth=1.1)
             _plot(axis, seeds, clock, "best_reward", colour, linewidth=1.8, linestyle="--", drawstyle="steps-post")
@@ -50,25 +47,18 @@ def plot_reward_curves(
         axis.set(ylim=limits, ylabel="reward")
     most = bulk(np.concatenate([one["entropy"] for one in every]), 3)  # SUMO's estimates have heavy tails
     entropy.set(ylim=span(most, 0.05), ylabel="entropy, nats")
-    for clock, axes in (("seconds", [by_second]), ("step", [by_step, entropy])):
+    for axis, clock in ((by_step, "step"), (by_second, "seconds"), (entropy, "step")):
         ends = [float(one[clock][-1]) for one in every]
-        if max(ends) > _RATIO * min(ends) > 0:
-            for axis in axes:
-                axis.set_xscale("log")
-    for axis, label in ((by_step, "step"), (by_second, "seconds"), (entropy, "step")):
         tidy(axis)
-        axis.set_xlabel(label)
-        if axis.get_xscale() == "linear":
-            axis.xaxis.set_major_locator(MaxNLocator(5, integer=label == "step", min_n_ticks=1))
+        axis.set_xlabel(clock)
+        if max(ends) > _RATIO * min(ends) > 0:
+            axis.set_xscale("log")
+        else:
+            axis.xaxis.set_major_locator(MaxNLocator(5, integer=clock == "step", min_n_ticks=1))
             axis.set_xlim(left=0)
     _legend(figure, curves, best_known)
     numbers = {name: [_plain(one) for one in seeds] for name, seeds in curves.items()}
     return figure, {"best_known": best_known, "runs": numbers, "axis": list(limits)}
-
-
-def _seeds(given: Records | Sequence[Records]) -> Sequence[Records]:
-    """One run, or several of one name."""
-    return [given] if not given or isinstance(given[0], dict) else given  # type: ignore[list-item,return-value]
 
 
 def _plot(axis: Axes, seeds: list[dict[str, Array]], clock: str, key: str, colour: Any, **style: Any) -> None:
@@ -106,22 +96,17 @@ def _legend(figure: Figure, curves: Mapping[str, list[Any]], best_known: float |
         kinds.append(Line2D([], [], color="black", linewidth=1, linestyle=":", label=f"best known: {best_known:.10g}"))
     if any(len(seeds) > 1 for seeds in curves.values()):
         kinds.append(Patch(color=grey, alpha=0.15, linewidth=0, label="lowest to highest of the seeds"))
-    names = []
-    for (name, seeds), colour in zip(curves.items(), cycle(_COLOURS), strict=False):
-        label = name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds"
-        names.append(Line2D([], [], color=colour, linewidth=2.5, label=label))
+    labels = [name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds" for name, seeds in curves.items()]
     if len(curves) > 1:
-        longest = max(len(str(handle.get_label())) for handle in names)
-        columns = max(1, min(len(names), 6, 150 // (longest + 6)))  # about 150 letters go into the picture's width
+        names = [Line2D([], [], color=f"C{number}", linewidth=2.5, label=label) for number, label in enumerate(labels)]
+        columns = max(1, min(len(names), 6, 150 // (max(map(len, labels)) + 6)))  # about 150 letters go into the picture's width
         figure.legend(handles=names, loc="outside upper center", ncols=columns, frameon=False, fontsize=SMALL + 2)
     else:
-        figure.suptitle(str(names[0].get_label()), fontsize=SMALL + 3)
+        figure.suptitle(labels[0], fontsize=SMALL + 3)
     figure.legend(handles=kinds, loc="outside lower center", ncols=4, frameon=False, fontsize=SMALL + 1)
 
 
 def _plain(curves: dict[str, Array]) -> dict[str, Any]:
     """Numbers for JSON: six digits, but step and best reward in full."""
-    numbers = plain_numbers({key: values for key, values in curves.items() if key not in ("best_reward", "step")})
-    for key in ("step", "best_reward"):
-        numbers[key] = [int(value) if value.is_integer() else value for value in curves[key].tolist()]
-    return dict(numbers)
+    exact = {key: [int(v) if v.is_integer() else v for v in curves[key].tolist()] for key in ("step", "best_reward")}
+    return plain_numbers(curves) | exact  # type: ignore[no-any-return]

@@ -9,19 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dohyo.errors import DohyoError
-from dohyo.lab.plots.picture import (
-    SMALL,
-    Array,
-    Records,
-    bulk,
-    dots,
-    mark_beyond,
-    plain_numbers,
-    read_curves,
-    span,
-    tidy,
-    write_picture,
-)
+from dohyo.lab.plots.picture import SMALL, Array, Records, bulk, dots, mark_beyond, read_curves, span, tidy, write_picture
 
 _KEYS = ("epoch", "train_nll", "valid_nll", "learning_rate", "clipped_decoder", "clipped_encoder")
 _TILE = 0.75  # inches, the side of one image
@@ -35,8 +23,7 @@ def plot_learning_curves(records: Records, path: Path) -> None:
     training value beyond it. Values that are None or not finite are left out.
 
     Args:
-        records: One for each epoch, with the keys epoch, train_nll, valid_nll, learning_rate, clipped_decoder and
-            clipped_encoder (the shares of steps whose gradient was clipped, 0 to 1).
+        records: One for each epoch, as in metrics.jsonl; clipped_decoder and clipped_encoder are shares of the steps, 0 to 1.
     """
     curves = read_curves(records, _KEYS)
     epoch, train, valid = curves["epoch"], curves["train_nll"], curves["valid_nll"]
@@ -67,7 +54,7 @@ def plot_learning_curves(records: Records, path: Path) -> None:
         axis.set_xlim(*span(epoch, 0.02))
         if name != "clipped":
             axis.set_xlabel("epoch")
-    found = None if best is None else {key: plain_numbers(curves[key])[best] for key in ("epoch", "valid_nll")}
+    found = None if best is None else {key: records[best][key] for key in ("epoch", "valid_nll")}
     write_picture(figure, curves | {"best": found, "nll_axis": limits}, path)
 
 

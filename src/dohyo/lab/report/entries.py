@@ -1,4 +1,4 @@
-"""What a page says about one folder, be it a study's or a run's, with the pictures in it."""
+"""What a page says about one folder, be it a study's or a run's, with the pictures in it and what was found of a run later."""
 
 import base64
 import io
@@ -12,8 +12,15 @@ import yaml
 
 from dohyo.errors import DohyoError
 from dohyo.files import read_whole, resolved
-from dohyo.lab.folder import Conclusion
-from dohyo.lab.report.grids import Cell, Grid
+from dohyo.lab.folder import EVALUATION, SANDWICH, Conclusion, Values, beyond_verdict, check_values, read_json
+from dohyo.lab.report.grids import Cell, Grid, number, with_error
+
+_REMEDY = "remove it, or make it again"
+_NUMBER = float | int | None
+_EVALUATION = {"estimator": str, "steps": int, "best_epoch": _NUMBER, "mean": _NUMBER, "stderr": _NUMBER, "split": str,
+               "verdict": dict, "warnings": list}  # fmt: skip
+_SANDWICH = {"lower": _NUMBER, "upper": _NUMBER, "gap": _NUMBER, "gap_stderr": _NUMBER, "crosses": bool, "verdict": str}
+_TRUSTED = {True: "trusted", False: "not to be trusted"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,6 @@ class Entry:
     Attributes:
         kind: study, or the command that made the run: train, reverse-kl or qpbo.
         name: The study's name, or the run's folder.
-        question: What was asked.
         outcome: The result in a few words.
         state: finished, or what is missing.
         notices: What a reader must know before the numbers.
@@ -83,6 +89,43 @@ def as_yaml(value: Any) -> str:
 
 def versions(found: dict[str, Any] | None) -> str:
     return ", ".join(f"{name} {version}" for name, version in (found or {}).items())
+
+
+def read_beside(folder: Path, result: Values) -> tuple[list[tuple[str, str]], list[str]]:
+    """Numbers with their names, and notices: of the last `dohyo evaluate`, unless the run has found better parameters since, and
+    of the last `dohyo sandwich`."""
+    headline, said = list[tuple[str, str]](), list[str]()
+    path = folder / EVALUATION
+    if path.is_file():
+        values = check_values(read_json(path, _REMEDY), _EVALUATION, path, _REMEDY)
+        if values.get("best_epoch") == result.get("best_epoch"):
+            by = f"chains of {values['steps']} leapfrogs" if values["steps"] else "the encoder's weights"
+            name = f"log p(x) of {values['split']} data by {values['estimator']}, {by}, nats"
+            headline.append((name, judged(with_error(values.get("mean"), values.get("stderr")), values)))
+            said += [f"dohyo evaluate: {line}" for line in notices(values)]
+    path = folder / SANDWICH
+    if path.is_file():
+        values = check_values(read_json(path, _REMEDY), _SANDWICH, path, _REMEDY)
+        between = f"{number(values.get('lower'))} to {number(values.get('upper'))}"
+        headline.append(("log p(x) of its own samples, nats", between))
+        said += [f"dohyo sandwich: {values['verdict']}"] if values["crosses"] else []
+    return headline, said
+
+
+def notices(found: Values) -> list[str]:
+    """The verdict, unless all is well, and every warning that is not in it."""
+    verdict = found.get("verdict") or {}
+    doubted = str(verdict.get("reason") or "") if verdict.get("trusted") is not True else ""
+    return [*([doubted] if doubted else []), *beyond_verdict(found)]
+
+
+def judged(text: str, found: Values) -> str:
+    """A number with its error bar, and whether that can be trusted."""
+    verdict = found.get("verdict")
+    if not verdict:
+        return text
+    words = next((words for value, words in _TRUSTED.items() if verdict.get("trusted") is value), "not judged")
+    return f"{text}, {words}"
 
 
 def figure(path: Path, title: str, alt: str) -> Figure:

@@ -3,10 +3,8 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from dohyo.errors import DohyoError
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
 NOTHING = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -27,7 +25,7 @@ class Cell:
     text: str
     key: float | str | None
     link: str = ""
-    marks: tuple[float, float, float] | None = None
+    marks: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,6 @@ def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note
         >>> [[cell.text for cell in row] for row in table.rows], table.numeric
         ([['IWAE', '84.78'], ['SUMO', '84.40'], ['none', '–']], [False, True])
     """
-    for row in rows:
-        if len(row) != len(columns):
-            raise DohyoError(f"table {title!r}: a row has {len(row)} cells for {len(columns)} columns")
     shown = [_column([row[i] for row in rows]) for i in range(len(columns))]
     keys = [[cell.key for cell in column if cell.key is not None] for column in shown]
     numeric = [bool(own) and not any(isinstance(key, str) for key in own) for own in keys]
@@ -65,10 +60,9 @@ def with_error(value: float | None, error: float | None) -> str:
         >>> with_error(25.8006, 0.1854), with_error(-1.2345, None), with_error(None, 0.1), with_error(2.5, -1)
         ('25.80 ± 0.19', '-1.234', '–', '2.5')
     """
-    if _missing(value):
+    if not _known(value):
         return NOTHING
-    assert value is not None
-    if _missing(error) or error is None or error <= 0:
+    if not _known(error) or error <= 0:
         return number(value)
     decimals = min(6, max(0, 1 - math.floor(math.log10(error))))
     return f"{value:.{decimals}f} ± {error:.{decimals}f}"
@@ -76,9 +70,8 @@ def with_error(value: float | None, error: float | None) -> str:
 
 def number(value: float | None, digits: int = 4) -> str:
     """A number with this many digits; whole numbers in full."""
-    if _missing(value):
+    if not _known(value):
         return NOTHING
-    assert value is not None
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
@@ -89,9 +82,8 @@ def duration(seconds: float | None) -> Cell:
         >>> [duration(seconds).text for seconds in (0.83, 75, 4000, None)]
         ['0.83 s', '1 min 15 s', '1 h 6 min', '–']
     """
-    if _missing(seconds):
+    if not _known(seconds):
         return Cell(NOTHING, None)
-    assert seconds is not None
     whole = round(seconds)
     if whole < 60:
         text = f"{seconds:.2g} s" if seconds < 10 else f"{whole} s"
@@ -102,28 +94,48 @@ def duration(seconds: float | None) -> Cell:
     return Cell(text, float(seconds))
 
 
-def _missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and not math.isfinite(value))
+def measured(value: float | None, error: float | None, unit: str = "") -> Cell:
+    """A number with its error bar in words and on an axis."""
+    reach = error or 0.0
+    return Cell(with_error(value, error) + (unit if value is not None else ""), value,
+                marks=None if value is None else (value - reach, value, value + reach))  # fmt: skip
+
+
+def on_one_axis(cells: Sequence[Cell]) -> list[Cell]:
+    """Marks as percentages of an axis that holds all of them; none where there is nothing to compare."""
+    ends = [end for cell in cells for end in cell.marks or ()]
+    low, width = (min(ends), max(ends) - min(ends) or 1.0) if ends else (0.0, 1.0)
+    several = sum(cell.marks is not None for cell in cells) > 1
+
+    def placed(cell: Cell) -> Cell:
+        share = [round(100 * (end - low) / width, 2) for end in cell.marks or ()]
+        return replace(cell, marks=tuple(share) if several and share else None)
+
+    return [placed(cell) for cell in cells]
+
+
+def _known(value: Any) -> TypeGuard[float]:
+    """Whether it is a number that can be shown."""
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _column(values: list[Any]) -> list[Cell]:
     """Words are sorted by the numbers that they begin with if all do, else all cells are sorted as words."""
     values = [("yes" if value else "no") if isinstance(value, bool) else value for value in values]
-    numbers = [float(value) for value in values if isinstance(value, int | float) and not _missing(value)]
-    decimals = _decimals(numbers)
+    decimals = _decimals([float(value) for value in values if _known(value)])
     cells = []
     for value in values:
         if isinstance(value, Cell):
             cells.append(value)
-        elif _missing(value) or value == "":
-            cells.append(Cell(NOTHING, None))
-        elif isinstance(value, int | float):
+        elif _known(value):
             cells.append(Cell(number(value) if decimals is None else f"{value:.{decimals}f}", float(value)))
+        elif value is None or value == "" or isinstance(value, float):  # which is not finite
+            cells.append(Cell(NOTHING, None))
         else:
             found = _LEADING.match(str(value))
             cells.append(Cell(str(value), float(found[0].replace(",", "").replace(_MINUS, "-")) if found else str(value)))
     if any(isinstance(cell.key, str) for cell in cells):
-        return [Cell(cell.text, None if cell.key is None else cell.text, cell.link, cell.marks) for cell in cells]
+        return [replace(cell, key=None if cell.key is None else cell.text) for cell in cells]
     return cells
 
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dohyo.errors import DohyoError
 from dohyo.lab.folder import (
@@ -19,8 +19,8 @@ from dohyo.lab.folder import (
     check_values,
     replica_folder,
 )
-from dohyo.lab.report.beside import judged
-from dohyo.lab.report.grids import Cell, Grid, duration, grid, number, with_error
+from dohyo.lab.report.entries import judged
+from dohyo.lab.report.grids import Cell, Grid, duration, grid, measured, number, on_one_axis, with_error
 
 _NUMBER, _TEXT, _WHOLE = float | int | None, str | None, int | None
 _CONFIG = {
@@ -101,13 +101,6 @@ class Kind(ABC):
                 "encoder": c.get("encoder")}  # fmt: skip
 
 
-def measured(value: float | None, error: float | None, unit: str = "") -> Cell:
-    """A number with its error bar in words and on an axis."""
-    reach = error or 0.0
-    return Cell(with_error(value, error) + (unit if value is not None else ""), value,
-                marks=None if value is None else (value - reach, value, value + reach))  # fmt: skip
-
-
 class Train(Kind):
     command, sign, length, measure = "train", "data", "epochs", "test NLL"
 
@@ -142,10 +135,10 @@ class Train(Kind):
 
     def tables(self) -> list[Grid]:
         done = [one for one in self.replicas() if one.result]
-        rows = [[one.result.get("seed"), one.compared()["test NLL"], one.result.get("valid_nll"), one.result.get("best_epoch"),
-                 duration(one.result.get("seconds"))] for one in done]  # fmt: skip
-        columns = ["seed", "test NLL", "validation NLL", "best epoch", "time"]
-        return [grid("Replicas", columns, on_one_axis(rows, 1))] if rows else []
+        nll = on_one_axis([one.compared()["test NLL"] for one in done])
+        rows = [[r.get("seed"), cell, r.get("valid_nll"), r.get("best_epoch"), duration(r.get("seconds"))]
+                for r, cell in zip((one.result for one in done), nll, strict=True)]  # fmt: skip
+        return [grid("Replicas", ["seed", "test NLL", "validation NLL", "best epoch", "time"], rows)] if rows else []
 
     def alts(self) -> dict[str, str]:
         r = self.result
@@ -282,20 +275,6 @@ class QPBO(Kind):
         if c.get("instance"):
             return _short(c["instance"]) + (f", problem {c['index']}" if c.get("index") else "")
         return c.get("reward") or f"the random quadratic {c.get('instance_seed')}"
-
-
-def on_one_axis(rows: list[list[Any]], column: int) -> list[list[Any]]:
-    """Marks as percentages of an axis that holds all of this column's; none where there is nothing to compare."""
-    cells = [row[column] for row in rows]
-    ends = [end for cell in cells if cell.marks for end in cell.marks]
-    low, width = (min(ends), max(ends) - min(ends) or 1.0) if ends else (0.0, 1.0)
-    several = sum(cell.marks is not None for cell in cells) > 1
-
-    def placed(cell: Cell) -> Cell:
-        marks = tuple(round(100 * (end - low) / width, 2) for end in cell.marks) if several and cell.marks else None
-        return Cell(cell.text, cell.key, cell.link, marks)  # type: ignore[arg-type]
-
-    return [[*row[:column], placed(row[column]), *row[column + 1 :]] for row in rows]
 
 
 def _short(data: str) -> str:

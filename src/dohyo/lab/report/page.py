@@ -44,15 +44,9 @@ def render(entries: Sequence[Entry]) -> str:
     if not entries:
         raise DohyoError("there is nothing to report; give the folder of a study or a run")
     ids = [f"{i}-{re.sub('[^a-z0-9]+', '-', entry.name.lower()).strip('-') or 'run'}" for i, entry in enumerate(entries, 1)]
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_file),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     style, script = _file("style.css"), _file("sort.js")
-    return environment.get_template("page.html").render(
+    return environment.from_string(_file("page.html")).render(
         entries=list(zip(ids, entries, strict=True)),
         overview=_overview(entries),
         comparisons=[*compare(list(entries)), *differences(entries)],

@@ -9,10 +9,9 @@ import dohyo
 from dohyo.errors import DohyoError
 from dohyo.lab.evaluations import Saved, is_current, load_evaluation
 from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, read_config, read_records, read_result
-from dohyo.lab.report.beside import notices, read_beside
-from dohyo.lab.report.entries import Entry, Figure, as_yaml, figure, versions
-from dohyo.lab.report.grids import NOTHING, Cell, Grid, duration, grid, number, with_error
-from dohyo.lab.report.kinds import KINDS, Kind, on_one_axis
+from dohyo.lab.report.entries import Entry, Figure, as_yaml, figure, notices, read_beside, versions
+from dohyo.lab.report.grids import NOTHING, Cell, Grid, duration, grid, number, on_one_axis, with_error
+from dohyo.lab.report.kinds import KINDS, Kind
 
 _NOTE = (
     "Each against the best, datum by datum, so that the variation between data cancels. The intervals hold with 95% confidence."
@@ -37,13 +36,12 @@ def compare(entries: list[Entry]) -> list[Grid]:
         known = [n for n in runs[0].compared if n == kind.measure or any(not _nothing(run.compared[n]) for run in runs)]
         columns = ["run", *known]
         rows = [[Cell(run.name, run.name, link=run.folder), *(run.compared[name] for name in known)] for run in runs]
-        groups: dict[tuple[str, str], list[int]] = {}
-        for i, row in enumerate(rows):
-            groups.setdefault((str(row[1]), str(row[2])), []).append(i)
+        at, groups = columns.index(kind.measure), dict[tuple[str, str], list[list[Any]]]()
+        for row in rows:
+            groups.setdefault((str(row[1]), str(row[2])), []).append(row)
         for members in groups.values():
-            placed = on_one_axis([rows[i] for i in members], columns.index(kind.measure))
-            for i, row in zip(members, placed, strict=True):
-                rows[i] = row
+            for row, cell in zip(members, on_one_axis([row[at] for row in members]), strict=True):
+                row[at] = cell
         tables.append(grid(f"dohyo {command}", columns, rows))
     return tables
 
@@ -56,7 +54,7 @@ def _entry(kind: Kind) -> Entry:
     folder, config, result, replicas = kind.folder, kind.config, kind.result, kind.replicas()
     name = folder.resolve().name
     compared = kind.compared()
-    seconds, beside = duration(result.get("seconds")), read_beside(folder, result)
+    seconds, (beside, said) = duration(result.get("seconds")), read_beside(folder, result)
     more: list[tuple[str, list[Grid], list[Figure]]] = []
     for i, replica in enumerate(replicas):
         figures = _pictures(replica)
@@ -71,8 +69,8 @@ def _entry(kind: Kind) -> Entry:
         outcome=f"{kind.measure} {compared[kind.measure].text}" if result else "no result yet",
         state=_state(kind),
         seconds=seconds,
-        notices=[*notices(result), *beside.notices] if result else [_unfinished(kind)],
-        headline=[*kind.headline(), *beside.headline] if result else [],
+        notices=[*notices(result), *said] if result else [_unfinished(kind)],
+        headline=[*kind.headline(), *beside] if result else [],
         tables=kind.tables(),
         figures=_pictures(kind),
         facts=[

@@ -1,7 +1,7 @@
 """Training through annealed chains against training by samples of the encoder, at equal time; not in the paper."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -18,8 +18,7 @@ from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.nll import plot_times
-from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
-from dohyo.lab.studies.study import Row as TableRow
+from dohyo.lab.studies.study import Advance, Cell, Row, Study, StudyConfig, save_picture
 from dohyo.lab.studies.verdicts import Contrast, all_below, listed
 from dohyo.lab.training.config import option
 from dohyo.lab.training.processes import launch
@@ -120,14 +119,13 @@ class Annealing(Study[AnnealingConfig]):
         self, options: Cell, folder: Path, team: dict[str, int], seconds: float, init_from: Path | None = None
     ) -> DensityRun:
         """The first half, at a constant rate; or the second, from the first one's parameters with a rate that falls."""
+        second = init_from is not None
         known = {key: options[key] for key in ("data", "hidden", "latent", "learning_rate")} | team
-        known |= FOLLOWED[halves(options["row"])[init_from is not None]][1]
+        known |= FOLLOWED[halves(options["row"])[second]][1]
         known |= dict.fromkeys(("epochs", "lr_patience", "stop_patience"), 10**9)  # the time decides
-        known |= {"schedule": "plateau", "test_terms": 1} if init_from is None else {
-            "schedule": "cosine", "test_terms": options["test_terms"]
-        }  # fmt: skip
         config = DensityConfig(
             **known, data_seed=options["seed"], encoder="dreg", optimiser="adam", clip_decoder=None, clip_encoder=None,
+            schedule="cosine" if second else "plateau", test_terms=options["test_terms"] if second else 1,
             max_seconds=seconds, init_from=init_from, device=self.config.device,
         )  # fmt: skip
         return DensityRun(folder, config)
@@ -169,6 +167,10 @@ class Annealing(Study[AnnealingConfig]):
         annealed.tune(x, iterations=100, mixing=False, seed=options["seed"])
         return -evaluate(annealed, x, IWAE(options["weights"]), khat_samples=0, seed=options["seed"]).per_datum
 
+    @property
+    def _iwae(self) -> str:
+        return f"IWAE-{self.config.test_terms}"
+
     def _rows(self, cells: dict[str, Cell], data: str) -> dict[str, Cell]:
         return {row: cells[f"{data}_{row}"] for row in self.config.rows if f"{data}_{row}" in cells}
 
@@ -177,16 +179,15 @@ class Annealing(Study[AnnealingConfig]):
         for data in c.sets:
             rows = self._rows(cells, data)
             if len(rows) == len(c.rows):
-                conclusions += [*self._better(data, rows), *self._order(data, rows)]
-            lines: list[TableRow] = []
+                conclusions += [*self._better(data, rows), self._order(data, rows)]
+            lines: list[Row] = []
             for row, cell in rows.items():
                 each = zip(c.times, cell["epochs"], cell["seconds"], cell["annealed_nll"], cell["test_nll"], strict=True)
                 lines += [
                     [label(row), t, round(fmean(seconds), 1), round(fmean(epochs)), *_spread(nll), *_spread(iwae)]
                     for t, epochs, seconds, nll, iwae in each
                 ]
-            iwae = f"NLL, IWAE-{c.test_terms}"
-            columns = ["theta follows", "time", "seconds", "epochs", "NLL, annealed", "sd", iwae, "sd of it"]
+            columns = ["theta follows", "time", "seconds", "epochs", "NLL, annealed", "sd", f"NLL, {self._iwae}", "sd of it"]
             note = (
                 f"Annealed: {c.images} test images, {c.weights} weights of {c.steps} leapfrogs tuned on them. IWAE: all test "
                 f"images. sd is over {c.replicas} replicas, trained one after the other on a CPU and at once on a GPU. An epoch "
@@ -205,29 +206,22 @@ class Annealing(Study[AnnealingConfig]):
         best = self._best(rows, by_samples)
         if best is None or len(rows) < 2:
             return []
-        lines: list[TableRow] = []
+        lines: list[Row] = []
         for row, cell in rows.items():
             if row != best:
-                seeds = _paired(cell, rows[best])
-                of_images = [each["last_annealed_nll_of_images"] for each in (cell, rows[best])]
-                images = [a - b for a, b in zip(*of_images, strict=True)]
+                seeds = _paired(cell["annealed_nll"][-1], rows[best]["annealed_nll"][-1])
+                images = _paired(cell["last_annealed_nll_of_images"], rows[best]["last_annealed_nll_of_images"])
                 errors = [stdev(values) / math.sqrt(len(values)) for values in (seeds, images)]
                 iwae = fmean(cell["test_nll"][-1]) - fmean(rows[best]["test_nll"][-1])
                 lines.append([label(row), *(round(value, 3) for value in (fmean(seeds), *errors, iwae))])
-        columns = [
-            "theta follows",
-            "NLL, annealed",
-            "stderr over seeds",
-            "stderr over images",
-            f"NLL, IWAE-{self.config.test_terms}",
-        ]
+        columns = ["theta follows", "NLL, annealed", "stderr over seeds", "stderr over images", f"NLL, {self._iwae}"]
         note = f"Paired by seeds and by images; below zero where better than {label(best)}."
         title = f"Differences from {label(best)} after {self.config.times[-1]:g} s, {data}"
         return [Table(title, columns, lines, note)]
 
-    def _better(self, data: str, rows: dict[str, Cell]) -> list[Conclusion]:
+    def _better(self, data: str, rows: dict[str, Cell]) -> Iterator[Conclusion]:
         """The best rows with chains, throughout and in the second half, against the best with samples of the encoder."""
-        samples, found = self._best(rows, by_samples), []
+        samples = self._best(rows, by_samples)
         claims = {
             "through chains from the start": lambda row: row.startswith("chains"),
             "by IWAE-5 first and then through chains": lambda row: "then-chains" in row,
@@ -235,29 +229,25 @@ class Annealing(Study[AnnealingConfig]):
         for text, among in claims.items():
             chains = self._best(rows, among)
             if samples is not None and chains is not None:
-                contrast = Contrast.of((1, _paired(rows[chains], rows[samples])))
+                contrast = Contrast.of((1, _paired(rows[chains]["annealed_nll"][-1], rows[samples]["annealed_nll"][-1])))
                 shown = f"{data}, {label(chains)} less {label(samples)} after {self.config.times[-1]:g} s"
                 claim = f"At equal time a model trained {text} is better than the best of those trained by samples of the encoder"
-                found.append(Conclusion(claim, "", f"{shown}: {listed({'NLL': contrast})}", all_below([contrast])))
-        return found
+                yield Conclusion(claim, "", f"{shown}: {listed({'NLL': contrast})}", all_below([contrast]))
 
-    def _order(self, data: str, rows: dict[str, Cell]) -> list[Conclusion]:
+    def _order(self, data: str, rows: dict[str, Cell]) -> Conclusion:
         """Whether both ways of testing agree on the best row; no verdict where they do by chance as likely as not."""
         best = [min(rows, key=lambda row: fmean(rows[row][key][-1])) for key in ("annealed_nll", "test_nll")]
         gap = Contrast.of((1, rows[best[0]]["test_nll"][-1]), (-1, rows[best[1]]["test_nll"][-1]))
-        same = best[0] == best[1]
-        text = f"{data}: the best is {label(best[0])} by annealed weights and {label(best[1])} by IWAE-{self.config.test_terms}"
-        holds = True if same else False if gap.mean > gap.half() else None
-        return [Conclusion("IWAE with many terms finds the same model best as annealed weights do", "", text, holds)]
+        text = f"{data}: the best is {label(best[0])} by annealed weights and {label(best[1])} by {self._iwae}"
+        holds = True if best[0] == best[1] else False if gap.mean > gap.half() else None
+        return Conclusion("IWAE with many terms finds the same model best as annealed weights do", "", text, holds)
 
     def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         panels: dict[str, Any] = {}
         for data in self.config.sets:
             for row, cell in self._rows(cells, data).items():
-                curve = {"seconds": list(self.config.times)} | {
-                    key: [of(each) for each in cell["annealed_nll"]] for key, of in (("mean", fmean), ("sd", stdev))
-                }
-                panels.setdefault(data, {})[label(row)] = curve
+                mean, sd = ([of(each) for each in cell["annealed_nll"]] for of in (fmean, stdev))
+                panels.setdefault(data, {})[label(row)] = {"seconds": self.config.times, "mean": mean, "sd": sd}
         if not panels:
             return []
         figure, numbers = plot_times(panels)
@@ -274,6 +264,6 @@ def by_samples(row: str) -> bool:
     return "chains" not in row
 
 
-def _paired(ours: Cell, theirs: Cell) -> list[float]:
-    """The differences of the NLL after the longest time, seed by seed: the first parameters and the data's order are the same."""
-    return [a - b for a, b in zip(ours["annealed_nll"][-1], theirs["annealed_nll"][-1], strict=True)]
+def _paired(ours: list[float], theirs: list[float]) -> list[float]:
+    """The differences by seed, where the first parameters and the data's order are the same, or by image."""
+    return [a - b for a, b in zip(ours, theirs, strict=True)]

@@ -97,7 +97,7 @@ class Clipping(Study[ClippingConfig]):
         conclusions, found = [], self._trained(cells)
         diverged = f"norm_{NONE}" in cells and NONE not in found
         if all(name in cells for name in self.cells()):
-            conclusions = [self._without(found, diverged), self._full(found), *self._beside_iwae(found, cells[_IWAE], diverged)]
+            conclusions = [*self._full_and_none(found, diverged), *self._beside_iwae(found, cells[_IWAE], diverged)]
         rows: list[Row] = [[f"SUMO, {norm}", *_numbers(cell)] for norm, cell in found.items()]
         rows += [["IWAE, 10", *_numbers(cells[_IWAE])]] if "test_nll" in cells.get(_IWAE, {}) else []
         note = (
@@ -111,38 +111,30 @@ class Clipping(Study[ClippingConfig]):
         title = f"Test NLL on {self.config.data} at {cost}, by IWAE with {self.config.test_terms} terms"
         return conclusions, [Table(title, columns, rows, note)]
 
-    def _without(self, found: dict[str, Cell], diverged: bool) -> Conclusion:
-        """No clipping against every norm."""
-        claim, paper = "No clipping is worse than some clipping", "says that neither full nor no clipping is desirable"
-        if diverged:
-            return Conclusion(claim, paper, "without clipping training diverged", True)
-        norms = [norm for norm in found if norm != NONE]
-        text, holds = _ends(found, [NONE], norms)
-        return Conclusion(claim, paper, text, holds)
-
-    def _full(self, found: dict[str, Cell]) -> Conclusion:
-        """The norms that clip every step against those that clip some. A small norm may also be slow, so all are compared."""
-        shares = {norm: fmean(cell["clipped_decoder"]) for norm, cell in found.items()}
+    def _full_and_none(self, found: dict[str, Cell], diverged: bool) -> list[Conclusion]:
+        """No clipping against every norm; norms that clip every step against all that clip some, for a small one may be slow."""
+        paper = "says that neither full nor no clipping is desirable"
+        shares = {norm: fmean(cell["clipped_decoder"]) for norm, cell in found.items() if norm != NONE}
         full = [norm for norm, share in shares.items() if share > _EVERY]
-        some = [norm for norm, share in shares.items() if norm != NONE and share <= _EVERY]
-        text, holds = "no norm clips every step, or none clips only some", None
-        if full and some:
-            text, holds = _ends(found, full, some)
-        claim = "Clipping every step is worse than clipping some, at any norm"
-        return Conclusion(claim, "says that neither full nor no clipping is desirable", text, holds)
+        some = [norm for norm in shares if norm not in full]
+        without = ("without clipping training diverged", True) if diverged else _ends(found, [NONE], list(shares))
+        every = _ends(found, full, some) if full and some else ("no norm clips every step, or none clips only some", None)
+        return [
+            Conclusion("No clipping is worse than some clipping", paper, *without),
+            Conclusion("Clipping every step is worse than clipping some, at any norm", paper, *every),
+        ]
 
     def _beside_iwae(self, found: dict[str, Cell], iwae: Cell, diverged: bool) -> list[Conclusion]:
         """SUMO is worse than IWAE without clipping, and not with it."""
         if "test_nll" not in iwae:
             return []
         best = min((norm for norm in found if norm != NONE), key=lambda norm: fmean(found[norm]["test_nll"]))
-        contrasts = {f"clipped at {best}": Contrast.of((1, found[best]["test_nll"]), (-1, iwae["test_nll"]))}
+        clipped = Contrast.of((1, found[best]["test_nll"]), (-1, iwae["test_nll"]))
+        contrasts, worse = {f"clipped at {best}": clipped}, True if diverged else None
         if not diverged:
             contrasts["without clipping"] = Contrast.of((1, found[NONE]["test_nll"]), (-1, iwae["test_nll"]))
-        worse = diverged or all_below([-contrasts["without clipping"]])
-        # The norm was chosen: the interval is that of all norms together.
-        clipped = contrasts[f"clipped at {best}"]
-        behind = clipped.mean > clipped.half(len(found))
+            worse = all_below([Contrast.of((1, iwae["test_nll"]), (-1, found[NONE]["test_nll"]))])
+        behind = clipped.mean > clipped.half(len(found))  # the norm was chosen: the interval is that of all norms together
         holds = False if worse is False or behind else True if worse else None
         without = ", diverged without clipping" if diverged else ""
         text = f"SUMO's NLL less IWAE's at the same cost: {listed(contrasts)}{without}"

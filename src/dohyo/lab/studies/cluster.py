@@ -10,7 +10,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from distributed.comm import connect
 
 from dohyo.errors import DohyoError, in_one_line
 from dohyo.lab.folder import STUDY, versions
-from dohyo.lab.studies.side_by_side import Submit
+from dohyo.lab.studies.side_by_side import CellError, Job, Submit, Workers
 from dohyo.lab.studies.study import Advance, Study
-from dohyo.lab.studies.workers import CellError, Job, Workers
 from dohyo.lab.training.processes import quiet
 
 _CONNECT = 5.0  # seconds to wait for a scheduler
@@ -32,19 +31,18 @@ _CONNECT = 5.0  # seconds to wait for a scheduler
 @contextmanager
 def on_cluster(study: Study[Any], folder: Path, address: str, say: Callable[[str], None]) -> Iterator[Submit]:
     """Connect to a scheduler, and submit cells to its workers; `say` is called with what the user should know."""
-    # What concerns the user is said in one line.
-    with quiet("distributed", logging.CRITICAL), quiet("distributed.client", logging.CRITICAL):
-        client = _connect(address)
+    with (
+        quiet("distributed", logging.CRITICAL),  # what concerns the user is said in one line
+        quiet("distributed.client", logging.CRITICAL),
+        closing(_connect(address)) as client,
+    ):
+        if not _check_versions(client):
+            say(f"there is no Dask worker yet, and the cells wait for one; start some with `dask worker {address}`")
+        cells = _Cells(client, Job.of(study, folder), address)
         try:
-            if not _check_versions(client):
-                say(f"there is no Dask worker yet, and the cells wait for one; start some with `dask worker {address}`")
-            cells = _Cells(client, Job.of(study, folder), address)
-            try:
-                yield cells.submit
-            finally:
-                cells.stop()
+            yield cells.submit
         finally:
-            client.close()
+            cells.stop()
 
 
 class _Cells:

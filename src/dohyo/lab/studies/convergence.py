@@ -110,19 +110,25 @@ class Convergence(Study[ConvergenceConfig]):
         )  # fmt: skip
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
-        seed, device = _seed(options), launch(self.config.device).device
-        if options["part"] == "vae":
-            run = self.run_of(name, options, folder)
+        part, seed, device = options["part"], _seed(options), launch(self.config.device).device
+        model: Any
+        if part == "vae":
+            run, whole = self.run_of(name, options, folder), advance
             if self.config.run is None:
-                complete(run, lambda share: advance(share / 2))
+                complete(run, lambda share: whole(share / 2))
             order = torch.randperm(len(run.data.test), generator=torch.Generator().manual_seed(seed))
-            samples, max_k = options["vae_samples"], options["vae_max_k"]
-            return _squares(run.trained(), run.data.test[order], samples, max_k, seed, device, lambda s: advance(0.5 + s / 2))
-        x = toy_data(options["dimension"], options["points"], options["seed"])
-        model = Toy(x, options["perturbation"], seed)
-        if options["part"] == "toy":
-            return _squares(model, x, options["samples"], options["max_k"], seed, device, advance)
-        return _crosses(model, x, options["cross_samples"], options["cross_max_k"], seed, device, advance)
+            model, x, advance = run.trained(), run.data.test[order], lambda share: whole(0.5 + share / 2)
+        else:
+            x = toy_data(options["dimension"], options["points"], options["seed"])
+            model = Toy(x, options["perturbation"], seed)
+        prefix = "" if part == "toy" else f"{part}_"
+        samples, ks = options[f"{prefix}samples"], [2**i for i in range(options[f"{prefix}max_k"].bit_length())]
+        with isolated(model.to(device), seed):
+            if part == "cross":
+                return {"k": ks} | _crosses(model, x.to(device), samples, ks, advance)
+            with torch.enable_grad():
+                squares = second_moments(model, x[torch.arange(samples) % len(x)].to(device), ks, advance)
+        return {"k": ks} | {series: dict(zip(MOMENTS, found.tolist(), strict=True)) for series, found in squares.items()}
 
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
         found = Findings(cells, self.config.fit_from)
@@ -218,26 +224,12 @@ def _seed(options: Cell) -> int:
     return int(1000 * options["seed"] + options["trial"])
 
 
-def _powers(largest: int) -> list[int]:
-    return [2**i for i in range(largest.bit_length())]
-
-
-def _squares(model: Any, x: Tensor, samples: int, max_k: int, seed: int, device: torch.device, advance: Advance) -> Cell:
-    ks = _powers(max_k)
-    x = x[torch.arange(samples) % len(x)].to(device)
-    with isolated(model.to(device), seed), torch.enable_grad():
-        found = second_moments(model, x, ks, advance)
-    return {"k": ks} | {series: dict(zip(MOMENTS, m.tolist(), strict=True)) for series, m in found.items()}
-
-
-def _crosses(model: Toy, x: Tensor, samples: int, max_k: int, seed: int, device: torch.device, advance: Advance) -> Cell:
-    ks = _powers(max_k)
+def _crosses(model: Toy, x: Tensor, samples: int, ks: list[int], advance: Advance) -> Cell:
     total: dict[str, Any] = dict.fromkeys(SERIES, 0.0)
-    with isolated(model.to(device), seed):
-        for index in torch.arange(samples).split(_CHUNK):
-            part = x[index % len(x)].to(device)
-            log_w = bound(model, part)(rows(torch.full((len(part),), max_k + 1))).view(len(part), -1)
-            for series, moments in cross_moments(log_w, model.exact(part), ks).items():
-                total[series] += moments.cpu() * len(part) / samples
-            advance(float(index[-1] + 1) / samples)
-    return {"k": ks} | {series: moments.tolist() for series, moments in total.items()}
+    for index in torch.arange(samples).split(_CHUNK):
+        part = x[index % len(x)]
+        log_w = bound(model, part)(rows(torch.full((len(part),), ks[-1] + 1))).view(len(part), -1)
+        for series, moments in cross_moments(log_w, model.exact(part), ks).items():
+            total[series] += moments.cpu() * len(part) / samples
+        advance(float(index[-1] + 1) / samples)
+    return {series: moments.tolist() for series, moments in total.items()}

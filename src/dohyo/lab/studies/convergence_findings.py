@@ -1,6 +1,7 @@
 """What the cells of the study `convergence` show."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -10,17 +11,16 @@ from dohyo.lab.studies.differences import SERIES
 from dohyo.lab.studies.study import Cell, Row
 from dohyo.lab.studies.verdicts import CLOSE, Rate, all_hold, cross_rate, rate
 
-MOMENTS = ("value", "gradient")
+_SYMBOLS = {"value": "E[Δ_k²]", "gradient": "E‖Δᵍ_k‖²"}
+MOMENTS = tuple(_SYMBOLS)
 _FASTER = -2.1  # a slope below this is faster than k^-2
 _NOTHING = 0.01  # a cross term this small beside the squares of its factors may be dropped
 
 
 class Findings:
-    """The finished trials, and what follows.
+    """The finished trials, from cells whose names begin with toy, cross or vae, and what follows.
 
-    Args:
-        cells: The results by name; a name begins with toy, cross or vae.
-        fit_from: Slopes are fitted from this k on, those of the cross terms from a quarter of it.
+    Slopes are fitted from the k `fit_from` on, those of the cross terms from a quarter of it.
     """
 
     def __init__(self, cells: dict[str, Cell], fit_from: int) -> None:
@@ -31,14 +31,13 @@ class Findings:
     def ks(self, part: str) -> list[int]:
         return list(self.trials[part][0]["k"])
 
-    def curves(self, part: str, series: str) -> tuple[Tensor, Tensor]:
-        """The second moments of the values and of the gradients, (trials, ks) each."""
-        value, gradient = (_tensor([trial[series][what] for trial in self.trials[part]]) for what in MOMENTS)
-        return value, gradient
+    def curves(self, part: str, series: str) -> Tensor:
+        """The second moments of the values and of the gradients, (2, trials, ks)."""
+        return torch.tensor([[trial[series][what] for trial in self.trials[part]] for what in MOMENTS], dtype=torch.float64)
 
     def cross_terms(self, series: str) -> Tensor:
         """(trials, ks, ks); the multilevel ones end a step earlier."""
-        return _tensor([trial[series] for trial in self.trials["cross"]])
+        return torch.tensor([trial[series] for trial in self.trials["cross"]], dtype=torch.float64)
 
     def rate(self, part: str, series: str, moment: str, start: int | None = None) -> Rate:
         curves = self.curves(part, series)[MOMENTS.index(moment)]
@@ -50,16 +49,7 @@ class Findings:
         return cross_rate(self.cross_terms(series), between, self.cross_from)
 
     def conclusions(self) -> list[Conclusion]:
-        conclusions = []
-        if self.trials["toy"]:
-            conclusions += self._on_the_toy()
-        if self.trials["cross"]:
-            conclusions += self._across()
-        if self.trials["cross"] and self.trials["toy"]:
-            conclusions += self._beside_the_squares()
-        if self.trials["vae"]:
-            conclusions += self._on_the_vae()
-        return conclusions
+        return [*self._on_the_toy(), *self._across(), *self._beside_the_squares(), *self._on_the_vae()]
 
     def tables(self) -> list[Table]:
         tables = []
@@ -88,66 +78,60 @@ class Findings:
         tail, whole = self.rate(part, series, moment), self.rate(part, series, moment, 1)
         return f"slope {tail} for k from {self.fit_from} to {self.ks(part)[-1]}, {whole} for all k"
 
-    def _on_the_toy(self) -> list[Conclusion]:
-        conclusions = []
-        claims = {
-            "value": ("E[Δ_k²]", "between O(1/k²) and O(1/k³) in its figure"),
-            "gradient": ("E‖Δᵍ_k‖²", "faster than O(1/k²) in its figure"),
-        }
-        for moment, (symbol, seen) in claims.items():
-            found = self.rate("toy", "sumo", moment)
+    def _on_the_toy(self) -> Iterator[Conclusion]:
+        if not self.trials["toy"]:
+            return
+        for moment, seen in (("value", "between O(1/k²) and O(1/k³)"), ("gradient", "faster than O(1/k²)")):
+            found, symbol = self.rate("toy", "sumo", moment), _SYMBOLS[moment]
             text = f"{self._slope('toy', 'sumo', moment)} ({len(self.trials['toy'])} trials)"
-            proved, faster = f"{symbol} of SUMO's terms falls as k⁻²", f"On the toy {symbol} falls faster (slope below {_FASTER})"
-            conclusions.append(Conclusion(proved, "O(1/k²) by its proof", text, found.close_to(-2)))
-            conclusions.append(Conclusion(faster, seen, text, found.below(_FASTER)))
+            faster = f"On the toy {symbol} falls faster (slope below {_FASTER})"
+            yield Conclusion(f"{symbol} of SUMO's terms falls as k⁻²", "O(1/k²) by its proof", text, found.close_to(-2))
+            yield Conclusion(faster, f"{seen} in its figure", text, found.below(_FASTER))
         for series, claim, exponent in (
             ("leave-one-out", "The second moment of leave-one-out differences falls as k⁻⁴", -4),
             ("multilevel", "The second moment of multilevel differences falls as 4⁻ˡ with the level l (k⁻² with k = 2ˡ⁻¹)", -2),
         ):
             text = f"{self._slope('toy', series, 'value')}; of the gradient {self.rate('toy', series, 'gradient')}"
-            conclusions.append(Conclusion(claim, "", text, self.rate("toy", series, "value").close_to(exponent)))
-        return conclusions
+            yield Conclusion(claim, "", text, self.rate("toy", series, "value").close_to(exponent))
 
-    def _across(self) -> list[Conclusion]:
+    def _across(self) -> Iterator[Conclusion]:
+        if not self.trials["cross"]:
+            return
         ks = torch.tensor(self.ks("cross"), dtype=torch.float64)
         largest = float((self.cross_terms("sumo").mean(0) * (ks[:, None] * ks) ** 2).max())
         found = self.cross_rates("sumo")
-        fast = [each.below(-2 + CLOSE) for each in found]
         text = (
             f"exponents {found[0]} in i and {found[1]} in j for {self.cross_from} ≤ i < j ≤ {ks[-1]:.0f}; "
             f"i² j² E[Δ_i Δ_j] is {largest:.2f} at most"
         )
-        return [Conclusion("The cross terms E[Δ_i Δ_j] are O(i⁻² j⁻²)", "O(i⁻² j⁻²) by its proof", text, all_hold(fast))]
+        fast = all_hold(each.below(-2 + CLOSE) for each in found)
+        yield Conclusion("The cross terms E[Δ_i Δ_j] are O(i⁻² j⁻²)", "O(i⁻² j⁻²) by its proof", text, fast)
 
-    def _beside_the_squares(self) -> list[Conclusion]:
+    def _beside_the_squares(self) -> Iterator[Conclusion]:
+        if not self.trials["cross"] or not self.trials["toy"]:
+            return
         last = len(self.cross_terms("multilevel")[0]) - 1
         i, j = self.ks("cross")[last - 1 : last + 1]
         if last < 1 or j not in self.ks("toy"):
-            return []
+            return
         at = [self.ks("toy").index(i), self.ks("toy").index(j)]
         squares = {series: self.curves("toy", series)[0].mean(0)[at].prod().sqrt() for series in SERIES}
         shares = {series: float(self.cross_terms(series).mean(0)[last - 1, last] / squares[series]) for series in SERIES}
         each = ", ".join(f"{share:.2g} for {SERIES[series]}" for series, share in shares.items())
         text = f"E[d_{i} d_{j}] / √(E[d_{i}²] E[d_{j}²]) is {each}"
-        others = min(shares["leave-one-out"], shares["multilevel"]) > 10 * _NOTHING
+        claim, paper = "Beside E[Δ_k²] the cross terms of SUMO may be dropped", "they converge to zero much faster"
+        yield Conclusion(claim, paper, text, abs(shares["sumo"]) < _NOTHING)
         claim = "The cross terms of leave-one-out and multilevel differences may not be dropped: their means are positive"
-        return [
-            Conclusion("Beside E[Δ_k²] the cross terms of SUMO may be dropped", "they converge to zero much faster", text,
-                       abs(shares["sumo"]) < _NOTHING),
-            Conclusion(claim, "", text, others),
-        ]  # fmt: skip
+        yield Conclusion(claim, "", text, min(shares["leave-one-out"], shares["multilevel"]) > 10 * _NOTHING)
 
-    def _on_the_vae(self) -> list[Conclusion]:
-        conclusions = []
-        for moment, symbol in zip(MOMENTS, ("E[Δ_k²]", "E‖Δᵍ_k‖²"), strict=True):
+    def _on_the_vae(self) -> Iterator[Conclusion]:
+        if not self.trials["vae"]:
+            return
+        for moment, symbol in _SYMBOLS.items():
             claim = f"On a trained VAE {symbol} of SUMO's terms falls as k⁻² too"
             text = f"{self._slope('vae', 'sumo', moment)} ({len(self.trials['vae'])} trials)"
-            conclusions.append(Conclusion(claim, "", text, self.rate("vae", "sumo", moment).close_to(-2)))
+            yield Conclusion(claim, "", text, self.rate("vae", "sumo", moment).close_to(-2))
         sumo, other = (self.rate("vae", series, "value") for series in ("sumo", "leave-one-out"))
         difference = Rate(other.slope - sumo.slope, math.hypot(sumo.half, other.half))
         claim, text = "On a trained VAE leave-one-out differences fall faster than SUMO's", f"slope {other} against {sumo}"
-        return [*conclusions, Conclusion(claim, "", text, difference.below(0))]
-
-
-def _tensor(values: list[list[float]] | list[list[list[float]]]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+        yield Conclusion(claim, "", text, difference.below(0))

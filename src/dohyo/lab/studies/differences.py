@@ -77,10 +77,7 @@ def cross_moments(log_w: Tensor, log_px: Tensor, ks: Sequence[int]) -> dict[str,
     The products of SUMO's differences are all noise, so two things are used that leave their means as they are. Where
     i < j, :math:`\Delta_j` does not change when the first i + 1 weights change places: :math:`\Delta_i` may be averaged over
     which of them comes last, and that is the leave-one-out difference. And :math:`(w_{j+1} / p(x) - 1) / (j + 1)`, the first
-    order of what the new weight adds to :math:`\Delta_j`, has mean zero whatever the weights before it are.
-
-    Args:
-        log_px: (batch,) the exact log p(x).
+    order of what the new weight adds to :math:`\Delta_j`, has mean zero whatever the weights before it are; log_px is exact.
     """
     width = log_w.shape[1]
     found = {series: [difference(series, log_w, k) for k in ks if weights_needed(series, k) <= width] for series in SERIES}

@@ -1,32 +1,35 @@
 """What an estimate gives for its cost: SUMO under different laws of K, IWAE and later estimators, on one trained model."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
+from dohyo.contract import bound
 from dohyo.errors import DohyoError
-from dohyo.estimators import IWAE, SUMO, Estimator, MultilevelRR, SymmetricSUMO, to_dict
-from dohyo.estimators.roulette import power_law_with_mean
+from dohyo.estimators import ESTIMATORS, IWAE, SUMO, Estimator, MultilevelRR, to_dict
+from dohyo.estimators.roulette import PrefixRoulette, power_law_with_mean
 from dohyo.evaluation import evaluate, isolated, most_rows
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.nll import plot_estimates
 from dohyo.lab.studies.estimates_findings import LAWS, NAMES, Findings
 from dohyo.lab.studies.runs import complete, given_or
-from dohyo.lab.studies.strata import mean_over_every_k
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.training.config import option
 from dohyo.lab.training.processes import launch
 from dohyo.laws import Geometric, HarmonicTail
 from dohyo.marginal import log_marginal
+from dohyo.packing import rows
 
 _MORE = 5  # terms that the laws add on average
+_MOST_DRAWS = 32  # of one stratum for each datum
+_CHUNK = 10  # data at a time
 
 
 @dataclass(frozen=True)
@@ -126,22 +129,25 @@ class Estimates(Study[EstimatesConfig]):
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
         if "truth" not in cells:
             return [], []
-        costs = [m + _MORE for m in self.config.always]
-        found = Findings(self._by_estimator(cells), cells["truth"], costs, self._every_k(cells))
+        found = self._findings(cells)
         return found.conclusions(), found.tables(f"{self.config.runs} runs on {self.config.images} images")
 
+    def _findings(self, cells: dict[str, Cell]) -> Findings:
+        return Findings(cells, [m + _MORE for m in self.config.always])
+
     def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
-        curves = {}
-        for name, each in self._by_estimator(cells).items():
-            mean, sd = ([function(cell["nll"]) for cell in each] for function in (fmean, stdev))
-            curves[name] = {"cost": [cell["expected_cost"] for cell in each], "mean": mean, "sd": sd}
-        for name, each in self._every_k(cells).items():
-            if name in curves and len(each) == len(curves[name]["cost"]):
-                curves[name] |= {"every_k": [e["nll"] for e in each], "every_k_stderr": [e["stderr"] for e in each]}
-        if "truth" not in cells or not curves:
+        found = self._findings(cells) if "truth" in cells else None
+        if found is None or not found.offsets:
             return []
+        curves: dict[str, Any] = {
+            name: {key: [getattr(offset, key) for offset in each] for key in ("cost", "mean", "sd")}
+            for name, each in found.offsets.items()
+        }
+        for name, each in found.every_k.items():
+            if len(each) == len(found.offsets.get(name, ())):
+                curves[name] |= {"every_k": [e["nll"] for e in each], "every_k_stderr": [e["stderr"] for e in each]}
         truth, c = cells["truth"], self.config
-        figure, numbers = plot_estimates(curves, NAMES, truth["nll"], truth["stderr"], c.runs, c.images)
+        figure, numbers = plot_estimates(curves, NAMES, (truth["nll"], truth["stderr"]), c.runs, c.images)
         title = f"Test NLL of a VAE trained by the ELBO on {c.run or c.data}: mean and spread of {c.runs} runs against cost"
         alt = (
             "A panel for each estimator beside IWAE: means against cost with their errors, a band of one standard deviation of a "
@@ -149,25 +155,13 @@ class Estimates(Study[EstimatesConfig]):
         )
         return [save_picture(figure, numbers, folder, "estimates.png", title, alt)]
 
-    def _by_estimator(self, cells: dict[str, Cell]) -> dict[str, list[Cell]]:
-        """The results of each estimator that has any, in the order of the costs."""
-        names = {name: [f"{name}_{m + _MORE:03d}" for m in self.config.always] for name in NAMES}
-        found = {name: [cells[cell] for cell in each if cell in cells] for name, each in names.items()}
-        return {name: each for name, each in found.items() if each}
-
-    def _every_k(self, cells: dict[str, Cell]) -> dict[str, list[Cell]]:
-        """SUMO's means with every K counted, in the order of the costs; empty before that cell is done."""
-        found = cells.get("every-k", {})
-        return {name: [found[f"{name}_{m + _MORE:03d}"] for m in self.config.always] for name in LAWS if found}
-
 
 def estimator_at(name: str, m: int) -> Any:
     """The estimator of this name at cost m + 5; SUMO always computes m terms, and its law adds 5 on average."""
     if name in LAWS:
         laws = {"sumo-harmonic": HarmonicTail(), "sumo-geometric": Geometric(1 / _MORE)}
         return SUMO(m, laws.get(name) or power_law_with_mean(_MORE, 1.5, math.inf))
-    types: dict[str, type[Estimator]] = {"iwae": IWAE, "symmetric-sumo": SymmetricSUMO, "multilevel-rr": MultilevelRR}
-    return types[name].at_cost(m + _MORE)
+    return ESTIMATORS[name].at_cost(m + _MORE)
 
 
 def _truth(model: Any, x: Tensor, options: Cell, seed: int, max_rows: int, advance: Advance) -> Cell:
@@ -184,3 +178,57 @@ def _truth(model: Any, x: Tensor, options: Cell, seed: int, max_rows: int, advan
     khat = truth.to_dict()["khat"]
     iwae = {"iwae_terms": options["depth"], "iwae_nll": -bound.mean, "iwae_stderr": bound.noise_stderr}
     return {"nll": -truth.mean, "stderr": truth.noise_stderr, **iwae, "khat": khat}
+
+
+def strata(depth: int) -> list[tuple[int, int]]:
+    """First and last K of each stratum, doubling in length.
+
+    Example:
+        >>> strata(8)
+        [(0, 0), (1, 1), (2, 3), (4, 7), (8, 8)]
+    """
+    firsts = [0, *(2**i for i in range(depth.bit_length()))]
+    return [(first, min(depth, after - 1)) for first, after in zip(firsts, [*firsts[1:], depth + 1], strict=True)]
+
+
+@torch.no_grad()
+def mean_over_every_k(
+    model: Any, x: Tensor, estimators: Mapping[str, PrefixRoulette], depth: int, max_rows: int, advance: Advance
+) -> dict[str, tuple[float, float]]:
+    r"""The mean over x of each roulette estimator, and the standard error of its noise; all use the same log-weights.
+
+    .. math:: E[\hat Y] = \sum_b \sum_{K \in b} P(K)\, E[\hat Y_K]
+
+    Plain draws hardly ever have a deep K, and so miss what those add to the mean. Here the depths are cut into strata b, each
+    gets log-weights of its own, and in each every K counts with its probability.
+
+    Args:
+        depth: A deeper K counts as this one, so that the mean is that of IWAE with m + depth terms.
+    """
+    most = max(estimator.m for estimator in estimators.values())
+    found = {name: torch.zeros(2, dtype=torch.float64) for name in estimators}
+    parts, done = strata(depth), 0
+    for data in x.split(_CHUNK):
+        source = bound(model, data)
+        for first, last in parts:
+            draws = min(_MOST_DRAWS, max(2, depth // (last + 1)))
+            wanted = rows(torch.full((len(data),), draws * (most + last)))
+            packed = torch.cat([source(part) for part in wanted.split(max_rows)])
+            log_w = packed.view(len(data) * draws, most + last).double()
+            for name, estimator in estimators.items():
+                own = contribution(estimator, log_w, first, last, last == depth).view(len(data), draws)
+                found[name] += torch.stack([own.mean(-1).sum(), own.var(-1).sum() / draws]).cpu()
+        done += len(data)
+        advance(done / len(x))
+    return {name: (float(total[0]) / len(x), math.sqrt(total[1]) / len(x)) for name, total in found.items()}
+
+
+def contribution(estimator: PrefixRoulette, log_w: Tensor, first: int, last: int, deepest: bool) -> Tensor:
+    """The sum over K from first to last of P(K) times the estimate at K, for each row; the deepest takes what is beyond it."""
+    survival = estimator.law.survival(torch.arange(first, last + 2))
+    survival[0] = 1.0 if first == 0 else survival[0]
+    if deepest:
+        survival[-1] = 0.0
+    probability = (survival[:-1] - survival[1:]).to(log_w.device)
+    paths = estimator.paths(log_w[:, : estimator.m + last])[:, first : last + 1]
+    return (paths * probability).sum(-1)

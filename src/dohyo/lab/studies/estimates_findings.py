@@ -51,20 +51,20 @@ class Findings:
     """The finished runs beside the truth, and what follows.
 
     Args:
-        cells: The results of each estimator, in the order of the costs.
-        truth: The NLL with its standard error, and that of IWAE with as many terms as K is deep where every K is counted.
+        cells: The results by name. truth has the NLL with its standard error, and that of IWAE with as many terms as K is deep
+            where every K is counted; every-k has SUMO's there; the others are named ESTIMATOR_COST.
         costs: All costs; claims are made of estimators that are done at each.
-        every_k: SUMO's NLL and standard error under each law with every K counted, in the order of the costs.
     """
 
-    def __init__(
-        self, cells: Mapping[str, Sequence[Cell]], truth: Cell, costs: Sequence[int], every_k: Mapping[str, Sequence[Cell]]
-    ) -> None:
-        self.truth, self.costs, self.every_k = truth, costs, every_k
-        self.offsets = {name: [Offset.of(cell, truth) for cell in each] for name, each in cells.items()}
+    def __init__(self, cells: Mapping[str, Cell], costs: Sequence[int]) -> None:
+        names = {name: [f"{name}_{cost:03d}" for cost in costs] for name in NAMES}
+        own = {name: [cells[cell] for cell in each if cell in cells] for name, each in names.items()}
+        self.truth, self.costs, counted = cells["truth"], costs, cells.get("every-k", {})
+        self.every_k = {law: [counted[cell] for cell in names[law]] for law in LAWS if counted}
+        self.offsets = {name: [Offset.of(cell, self.truth) for cell in each] for name, each in own.items() if each}
         self.whole = {name: each for name, each in self.offsets.items() if len(each) == len(costs)}
         self.middle = len(costs) // 2
-        self.runs = min((len(cell["nll"]) for each in cells.values() for cell in each), default=2)
+        self.runs = min((len(cell["nll"]) for each in own.values() for cell in each), default=2)
         claims = len(costs) * len((*LAWS, *_LATER))
         self.far = student_quantile(1 - _DOUBT / 2 / claims, self.runs - 1)  # in standard errors
 

@@ -8,7 +8,7 @@ from dohyo.errors import DohyoError
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig, ReverseKLRun
 from dohyo.lab.folder import CONFIG, RESULT, WORK, Conclusion, Picture, Table, read_records
 from dohyo.lab.plots.densities import plot_density_comparison
-from dohyo.lab.plots.divergence import Curve, plot_reverse_kl_curves
+from dohyo.lab.plots.divergence import plot_reverse_kl_curves
 from dohyo.lab.studies.funnel_findings import NAMES, Findings
 from dohyo.lab.studies.runs import complete
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
@@ -105,17 +105,16 @@ class Funnel(Study[FunnelConfig]):
         return found.conclusions(), found.tables()
 
     def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
-        return [*self._curves(cells, folder), *self._densities(folder)] if cells else []
-
-    def _curves(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
+        if not cells:
+            return []
         found = Findings(cells)
-        curves = [Curve(NAMES[name], cost, cell["curve"]) for (name, cost), runs in found.groups.items() for cell in runs]
+        curves = {(NAMES[name], cost): [run["curve"] for run in runs] for (name, cost), runs in found.groups.items()}
         alt = (
             "Above, the training estimate of the reverse KL against steps; below, the true one; a column for each cost. A cross "
             f"marks where a run was found to have diverged: {found.diverged() or 'none was'}."
         )
         title = "Training estimate and true reverse KL on the funnel"
-        return [save_picture(*plot_reverse_kl_curves(curves), folder, "curves.png", title, alt)]
+        return [save_picture(*plot_reverse_kl_curves(curves), folder, "curves.png", title, alt), *self._densities(folder)]
 
     def _densities(self, folder: Path) -> list[Picture]:
         """IWAE's and SUMO's model at the middle cost. Where the runs have been deleted, an existing picture stays."""

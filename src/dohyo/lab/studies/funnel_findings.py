@@ -25,11 +25,7 @@ _UNSURE = 1.0  # nats: with a larger standard error a training estimate says not
 
 
 class Findings:
-    """The finished runs, by estimator and cost, and what follows.
-
-    Args:
-        cells: The results by name; a name is ESTIMATOR_COST_REPLICA.
-    """
+    """The finished runs by estimator and cost, from cells named ESTIMATOR_COST_REPLICA, and what follows."""
 
     def __init__(self, cells: dict[str, Cell]) -> None:
         self.groups: dict[tuple[str, int], list[Cell]] = {}
@@ -181,7 +177,7 @@ def _error(run: Cell) -> float:
 
 def _kl(runs: Sequence[Cell]) -> str:
     if len(runs) == 1:
-        return f"{_short(runs[0]['reverse_kl'])} ± {_short(runs[0]['reverse_kl_stderr'], 1)}"
+        return f"{runs[0]['reverse_kl']:.2g} ± {runs[0]['reverse_kl_stderr']:.1g}"
     return _spread([run["reverse_kl"] for run in runs])
 
 
@@ -191,14 +187,10 @@ def _from_first(runs: Sequence[Cell]) -> str:
 
 def _estimates(runs: Sequence[Cell]) -> str:
     lost = sum(run["diverged"] for run in runs)
-    each = " and ".join(f"{_short(run['training_estimate'])} ± {_short(run['training_estimate_stderr'], 1)}" for run in runs)
+    each = " and ".join(f"{run['training_estimate']:.2g} ± {run['training_estimate_stderr']:.1g}" for run in runs)
     return f"training estimate {each}" + (f", {lost} of {len(runs)} diverged" if lost else "")
 
 
 def _spread(values: Sequence[float]) -> str:
     """The mean, and the standard deviation over runs where there are several."""
-    return _short(fmean(values)) + (f" ± {_short(stdev(values), 1)}" if len(values) > 1 else "")
-
-
-def _short(value: float, digits: int = 2) -> str:
-    return f"{value:.{digits}g}"
+    return f"{fmean(values):.2g}" + (f" ± {stdev(values):.1g}" if len(values) > 1 else "")

@@ -97,11 +97,10 @@ class Policies(Study[PoliciesConfig]):
         }
 
     def run_of(self, name: str, options: Cell, folder: Path) -> QPBORun:
-        shared = ("variables", "entropy", "seed", "instance_seed", "learning_rate", "hidden", "cost", "epsilon")
         policy = _POLICIES[options["policy"]]
         config = QPBOConfig(
             **policy,
-            **{key: options[key] for key in shared},
+            **{key: value for key, value in options.items() if key not in ("policy", "seconds")},
             steps=_FOREVER,
             entropy_decay="none",
             restarts=1,
@@ -117,7 +116,8 @@ class Policies(Study[PoliciesConfig]):
         result = complete(run, lambda _: advance(min(1.0, (time.monotonic() - begun) / options["seconds"])))
         records = read_records(folder)
         highest = max((r["entropy"] for r in records if r["entropy"] is not None), default=None)
-        curve = [{key: record[key] for key in _RECORDED} for record in _thinned(records)]
+        every = -(-len(records) // _POINTS) or 1
+        curve = [{key: record[key] for key in _RECORDED} for record in records[::-every][::-1]]  # with the last one
         return {**{key: result[key] for key in _KEPT}, "highest_entropy": highest, "curve": curve}
 
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
@@ -131,8 +131,8 @@ class Policies(Study[PoliciesConfig]):
         found, pictures = self._found(cells), []
         for size in self.config.sizes:
             for kind, words in (("plain", ""), ("entropy", f", entropy {self.config.entropy_weight:g}")):
-                runs = {NAMES[policy]: [run["curve"] for run in found.runs(policy, size, kind)] for policy in NAMES}
-                runs = {name: curves for name, curves in runs.items() if curves}
+                groups = {name: found.runs(policy, size, kind) for policy, name in NAMES.items()}
+                runs = {name: [run["curve"] for run in group] for name, group in groups.items() if group}
                 if not runs:
                     continue
                 file = f"rewards_{size}{'_entropy' if kind == 'entropy' else ''}.png"
@@ -143,9 +143,3 @@ class Policies(Study[PoliciesConfig]):
                 title = f"Policies on a random problem with {size} variables{words}"
                 pictures.append(save_picture(*plot_reward_curves(runs), folder, file, title, alt))
         return pictures
-
-
-def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Evenly spaced records, and the last one."""
-    step = -(-len(records) // _POINTS)
-    return records[::-step][::-1] if records else []

@@ -9,13 +9,7 @@ from dohyo.lab.folder import Conclusion, Table
 from dohyo.lab.studies.study import Cell, Row
 from dohyo.lab.studies.verdicts import all_hold
 
-NAMES = {
-    "sumo": "latent, SUMO",
-    "iwae": "latent, IWAE",
-    "independent": "independent",
-    "nade": "NADE",
-    "gru": "GRU",
-}
+NAMES = {"sumo": "latent, SUMO", "iwae": "latent, IWAE", "independent": "independent", "nade": "NADE", "gru": "GRU"}
 KINDS = {"plain": "without entropy", "entropy": "with entropy"}
 _MANY = 10.0  # times as slow is much slower
 _DECENT = 0.9  # of the best policy's reward
@@ -117,10 +111,9 @@ class Findings:
         if not own or best is None or best <= 0:
             return None
         shares = [reward / best for reward in own]
-        many = len(own) > 1
         claim = f"Without entropy IWAE does decently with {size} variables: {_DECENT:.0%} of the best policy's reward at least"
         text = f"best reward {_spread(own)}, {fmean(shares):.0%} of the best policy's {best:.5g}"
-        holds = True if many and min(shares) >= _DECENT else False if many and max(shares) < _DECENT else None
+        holds = None if len(own) < 2 else True if min(shares) >= _DECENT else False if max(shares) < _DECENT else None
         return Conclusion(claim, "results in decent performance when no entropy regularization is present", text, holds)
 
     def _entropy_helps(self, size: int) -> Conclusion | None:

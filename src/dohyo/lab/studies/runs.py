@@ -41,11 +41,9 @@ def given_or(given: Path | None, folder: Path, **options: Any) -> DensityRun:
 def train_replicas(run: DensityRun, advance: Advance) -> Cell:
     """The numbers of each replica, finished first if they are not yet."""
     found = complete(run, advance)
-    each = ("test_nll", "test_nll_stderr", "valid_nll", "epochs", "best_epoch")
-    more = tuple(
-        key for key in ("test_nll_average", "test_nll_annealed") if key in found["replicas"][0]
-    )  # of other recipes, of chains
-    result: Cell = {key: [replica[key] for replica in found["replicas"]] for key in (*each, *more)}
+    keys = ["test_nll", "test_nll_stderr", "valid_nll", "epochs", "best_epoch"]
+    keys += [key for key in ("test_nll_average", "test_nll_annealed") if key in found["replicas"][0]]  # of our recipe, of chains
+    result: Cell = {key: [replica[key] for replica in found["replicas"]] for key in keys}
     records = [read_records(replica.folder) for replica in run.replicas]
     for key in ("clipped_decoder", "clipped_encoder"):
         result[key] = [fmean(record[key] for record in own) for own in records]

@@ -6,8 +6,8 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -17,19 +17,7 @@ from matplotlib.figure import Figure
 from dohyo.errors import DohyoError, check_seed, reporting
 from dohyo.files import plain, remove_leftovers
 from dohyo.lab.experiments.run import Run
-from dohyo.lab.folder import (
-    CELLS,
-    LOCK,
-    SCHEMA_VERSION,
-    STUDY,
-    WORK,
-    Conclusion,
-    Picture,
-    Table,
-    as_values,
-    versions,
-    write_json,
-)
+from dohyo.lab.folder import CELLS, LOCK, SCHEMA_VERSION, STUDY, WORK, Conclusion, Picture, Table, as_values, versions, write_json
 from dohyo.lab.plots.picture import write_picture
 from dohyo.lab.studies.kept import done_cells, read_study, restore_cells
 from dohyo.lab.training.config import Device, Options, option
@@ -128,10 +116,7 @@ class Study(ABC, Generic[C]):
 
 
 def reproduce(
-    study: Study[Any],
-    folder: Path,
-    on_progress: OnProgress = lambda name, done, total: None,
-    only: Iterable[str] | None = None,
+    study: Study[Any], folder: Path, on_progress: OnProgress = lambda name, done, total: None, only: Iterable[str] | None = None
 ) -> dict[str, Any]:
     """Do the cells that are not done yet, and write study.json after each; returns what it holds.
 
@@ -182,17 +167,48 @@ class Reproduction:
             study.run_of(name, self.cells[name], folder / WORK / name)
         self.report: dict[str, Any] = {}
         self.plotted = -math.inf
-        with _only_reporter(folder):
+        with locked(folder / LOCK, wait=True):
             restore_cells(folder, study.name)
             if not (folder / STUDY).exists():  # says what the folder is
-                self.report = _write_report(study, folder, self.cells, plot=False, foreign=bool(self.done))
+                self._write(plot=False)
 
     def write(self, last: bool) -> None:
         """study.json from all cells that are done, and now and then the pictures."""
         plot = last or time.monotonic() - self.plotted > _PLOT_EVERY
-        with _only_reporter(self.folder):
-            self.report = _write_report(self.study, self.folder, self.cells, plot, foreign=bool(self.done))
+        with locked(self.folder / LOCK, wait=True):
+            self._write(plot)
         self.plotted = time.monotonic() if plot else self.plotted
+
+    def _write(self, plot: bool) -> None:
+        """From the files in the folder, so that several processes may do cells of one study at a time."""
+        study, folder = self.study, self.folder
+        remove_leftovers(folder)
+        done = done_cells(folder, study.name, self.cells)
+        results = {name: cell["result"] for name, cell in done.items()}
+        pictures = read_study(folder, study.name)["pictures"] if (folder / STUDY).exists() else []
+        wrong = f"{folder / CELLS}: what some cells hold does not fit the study ({{}}); remove those that dohyo did not write"
+        with reporting(wrong) if self.done else nullcontext():
+            conclusions, tables = study.summarise(results) if results else ([], [])
+            if plot:
+                pictures = [dataclasses.asdict(picture) for picture in study.plot(results, folder)]
+        self.report = plain({
+            "schema_version": SCHEMA_VERSION,
+            "study": study.name,
+            "title": study.title,
+            "question": study.question,
+            "scale": study.scale,
+            "config": as_values(study.config),
+            "seeds": study.seeds,
+            "versions": versions(),
+            "seconds": sum(cell["seconds"] for cell in done.values()),
+            "cells_done": len(done),
+            "cells_total": len(self.cells),
+            "cells": done,
+            "conclusions": [dataclasses.asdict(conclusion) for conclusion in conclusions],
+            "tables": [dataclasses.asdict(table) for table in tables],
+            "pictures": pictures,
+        })  # fmt: skip
+        write_json(folder / STUDY, self.report)
 
 
 def do_cell(study: Study[Any], name: str, folder: Path, advance: Advance) -> bool:
@@ -213,14 +229,6 @@ def do_cell(study: Study[Any], name: str, folder: Path, advance: Advance) -> boo
 def _plain_cells(study: Study[Any]) -> dict[str, Cell]:
     """The options as they are read from a file again."""
     return {name: json.loads(json.dumps(plain(options))) for name, options in study.cells().items()}
-
-
-@contextmanager
-def _only_reporter(folder: Path) -> Iterator[None]:
-    """Be the only process that writes study.json and the pictures, and remove what killed ones have left there."""
-    with locked(folder / LOCK, wait=True):
-        remove_leftovers(folder)
-        yield
 
 
 def picked(study: Study[Any], wanted: Mapping[str, Iterable[str]]) -> list[str]:
@@ -251,34 +259,3 @@ def _text(value: Any) -> str:
         return f"{float(value):g}"
     except ValueError:  # not a number
         return str(value)
-
-
-def _write_report(study: Study[Any], folder: Path, cells: dict[str, Cell], plot: bool, foreign: bool) -> dict[str, Any]:
-    """Written from the files in the folder, so that several processes may do cells of one study at a time."""
-    done = done_cells(folder, study.name, cells)
-    results = {name: cell["result"] for name, cell in done.items()}
-    pictures = read_study(folder, study.name)["pictures"] if (folder / STUDY).exists() else []
-    wrong = f"{folder / CELLS}: what some cells hold does not fit the study ({{}}); remove those that dohyo did not write"
-    with reporting(wrong) if foreign else nullcontext():
-        conclusions, tables = study.summarise(results) if results else ([], [])
-        if plot:
-            pictures = [dataclasses.asdict(picture) for picture in study.plot(results, folder)]
-    report: dict[str, Any] = plain({
-        "schema_version": SCHEMA_VERSION,
-        "study": study.name,
-        "title": study.title,
-        "question": study.question,
-        "scale": study.scale,
-        "config": as_values(study.config),
-        "seeds": study.seeds,
-        "versions": versions(),
-        "seconds": sum(cell["seconds"] for cell in done.values()),
-        "cells_done": len(done),
-        "cells_total": len(cells),
-        "cells": done,
-        "conclusions": [dataclasses.asdict(conclusion) for conclusion in conclusions],
-        "tables": [dataclasses.asdict(table) for table in tables],
-        "pictures": pictures,
-    })  # fmt: skip
-    write_json(folder / STUDY, report)
-    return report

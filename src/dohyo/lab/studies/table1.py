@@ -1,6 +1,7 @@
 """The paper's table 1: test NLL of one network trained by every objective, at three costs, on two sets of images."""
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, get_args
@@ -10,11 +11,10 @@ from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.nll import plot_table
-from dohyo.lab.studies.published import PUBLISHED
 from dohyo.lab.studies.runs import complete, train_replicas
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.studies.table1_findings import DATA, Entry, Findings
-from dohyo.lab.studies.table1_rows import ROWS
+from dohyo.lab.studies.table1_rows import PUBLISHED, ROWS
 from dohyo.lab.training.config import option
 
 SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]
@@ -79,15 +79,12 @@ class Table1(Study[Table1Config]):
         common = {"replicas": c.replicas, "seed": c.seed}
         full = {"hidden": c.hidden, "latent": c.latent, "epochs": c.epochs, "test_terms": c.test_terms}
         paper = {"hidden": Table1Config.hidden, "latent": Table1Config.latent}
-        short = {**paper, "epochs": c.short_epochs, "test_terms": c.short_test_terms}
+        short = paper | {"epochs": c.short_epochs, "test_terms": c.short_test_terms}
         cells: dict[str, Cell] = {}
         for sets, costs, rows, numbers in ((c.sets, c.costs, c.rows, full), (c.short_sets, c.short_costs, c.short_rows, short)):
-            for data in sets:
-                for cost in costs:
-                    for row in rows:
-                        own = {"data": data, "cost": cost, "estimator": row, **ROWS[row].options(cost, numbers["epochs"])}
-                        options = {**own, **numbers, **common}
-                        cells.setdefault(f"{data}_{cost:03d}_{row}", options)
+            for data, cost, row in product(sets, costs, rows):
+                own = {"data": data, "cost": cost, "estimator": row, **ROWS[row].options(cost, numbers["epochs"])}
+                cells.setdefault(f"{data}_{cost:03d}_{row}", own | numbers | common)
         return cells
 
     def run_of(self, name: str, options: Cell, folder: Path) -> DensityRun:

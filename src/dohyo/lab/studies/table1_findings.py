@@ -1,23 +1,19 @@
 """What the cells of the study `table1` show."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, stdev
 
 from dohyo.lab.folder import Conclusion, Table
-from dohyo.lab.studies.published import COSTS, PUBLISHED, SOURCES
 from dohyo.lab.studies.runs import SHARED_K
-from dohyo.lab.studies.study import Cell
-from dohyo.lab.studies.study import Row as TableRow
-from dohyo.lab.studies.table1_rows import ROWS
-from dohyo.lab.studies.verdicts import Contrast, all_below, all_hold, listed, pooled, pooled_text
+from dohyo.lab.studies.study import Cell, Row
+from dohyo.lab.studies.table1_rows import COSTS, PUBLISHED, ROWS, SOURCES
+from dohyo.lab.studies.verdicts import Contrast, all_below, all_hold, is_close, listed, pooled, pooled_text
 
 DATA = {"digits": "digits", "mnist": "MNIST", "mnist-static": "MNIST, binarised once", "omniglot": "OMNIGLOT"}
 _DOUBT = 0.05  # the level of the paper's t-test
 _CLOSE = 0.3  # nats: a mean within this of the published one, interval and all, agrees with it
 _WHOLE = 2000  # epochs: a run must be trained this long, or to its early stop, to be compared with the paper's
-
-
 _PAPER = {  # the paper's NLL by row, and there by data and cost
     published.row: {(data, cost): nll for data in DATA for cost, (nll, _) in published.at(data).items()}
     for published in PUBLISHED
@@ -63,118 +59,87 @@ class Findings:
         return Contrast.of((1, entry.nll), (-1, self.best[entry.data, entry.cost].nll))
 
     def conclusions(self, published: bool = True) -> list[Conclusion]:
-        """What the numbers say of each claim that they concern.
-
-        Args:
-            published: Whether the NLL are by the yardstick of what is published, IWAE with 5000 terms.
-        """
+        """What the numbers say; `published` if they are by the yardstick of what is published, IWAE with 5000 terms."""
         gaps = [_PAPER["iwae"][place] - nll for place, nll in _PAPER["sumo-variance"].items()]
         paper = f"lower in all {len(gaps)} cases, by {min(gaps):.2f} to {max(gaps):.2f}"
-        found = [
-            self._lower("SUMO's models have a lower test NLL than IWAE's at the same cost", paper, ["sumo-variance"], "iwae"),
-            self._lower(
-                "SUMO's models have a lower test NLL than IWAE's if both encoders follow DReG", "", ["sumo"], "iwae-dreg"
-            ),
-            self._lower("A DReG encoder gives IWAE models with a lower test NLL", "", ["iwae-dreg"], "iwae"),
-            self._more_terms(),
-            self._more_than_elbo(),
-            self._lower("Later unbiased estimators have a lower NLL than SUMO", "", ["symmetric-sumo", "multilevel-rr"], "sumo"),
-            self._lower("Our recipe gives IWAE a lower test NLL than the paper's", "", ["iwae-ours"], "iwae-dreg"),
-            self._lower(
-                "By our recipe SUMO and chains have a lower test NLL than IWAE", "", ["sumo-ours", "chains"], "iwae-ours"
-            ),
-            *([self._as_published(), self._best_published()] if published else []),
+        return [
+            *self._lower("SUMO's models have a lower test NLL than IWAE's at the same cost", ["sumo-variance"], "iwae", paper),
+            *self._lower("SUMO's models have a lower test NLL than IWAE's if both encoders follow DReG", ["sumo"], "iwae-dreg"),
+            *self._lower("A DReG encoder gives IWAE models with a lower test NLL", ["iwae-dreg"], "iwae"),
+            *self._more_terms(),
+            *self._more_than_elbo(),
+            *self._lower("Later unbiased estimators have a lower NLL than SUMO", ["symmetric-sumo", "multilevel-rr"], "sumo"),
+            *self._lower("Our recipe gives IWAE a lower test NLL than the paper's", ["iwae-ours"], "iwae-dreg"),
+            *self._lower("By our recipe SUMO and chains have a lower test NLL than IWAE", ["sumo-ours", "chains"], "iwae-ours"),
+            *([*self._as_published(), *self._best_published()] if published else []),
         ]
-        return [conclusion for conclusion in found if conclusion is not None]
 
-    def _lower(self, claim: str, paper: str, rows: Sequence[str], than: str) -> Conclusion | None:
+    def _lower(self, claim: str, rows: Sequence[str], than: str, paper: str = "") -> list[Conclusion]:
         """Whether these rows are below another one wherever both are finished."""
         pairs = [(group[row], group[than]) for row in rows for group in self.groups.values() if row in group and than in group]
         found = {
             (f"{ROWS[one.row].label}, " if len(rows) > 1 else "") + f"{one.where}:": Contrast.of((1, one.nll), (-1, other.nll))
             for one, other in pairs
         }
-        if not found:
-            return None
         short = self._short(one.data for one, _ in pairs)
         text = f"{short}difference in nats from {ROWS[than].label} (negative is better): {listed(found)}"
         if len(pairs) > 1:
             means = [contrast.mean for contrast in found.values()]
             interval = " (Student's t over them)" if pooled(means) else ""
             text += f"; their mean {pooled_text(means)}{interval}"
-        return Conclusion(claim, paper, text, all_below(list(found.values())))
+        return _below(claim, paper, text, found)
 
     def _ends(self, row: str) -> dict[str, tuple[Entry, Entry]]:
         """The entries of a row at the least and at the largest cost, by data."""
-        found = {}
-        for data in dict.fromkeys(entry.data for entry in self.entries):
-            own = sorted((e for e in self.entries if e.data == data and e.row == row), key=lambda entry: entry.cost)
-            if len(own) > 1:
-                found[data] = own[0], own[-1]
-        return found
+        found: dict[str, list[Entry]] = {}
+        for entry in sorted(self.entries, key=lambda entry: entry.cost):
+            if entry.row == row:
+                found.setdefault(entry.data, []).append(entry)
+        return {data: (own[0], own[-1]) for data, own in found.items() if len(own) > 1}
 
-    def _more_terms(self) -> Conclusion | None:
-        rows = [row for row in ("iwae", "sumo-variance", "sumo") if self._ends(row)]
+    def _more_terms(self) -> list[Conclusion]:
+        ends = {row: self._ends(row) for row in ("iwae", "sumo-variance", "sumo")}
         found = {
             f"{ROWS[row].label} on {DATA[data]}, {few.cost} to {many.cost}:": Contrast.of((1, many.nll), (-1, few.nll))
-            for row in rows
-            for data, (few, many) in self._ends(row).items()
+            for row, by_data in ends.items()
+            for data, (few, many) in by_data.items()
         }
-        if not found:
-            return None
-        paper = _paper_gains("iwae", "sumo-variance")
-        return Conclusion(
-            "More terms give better models, by IWAE and by SUMO",
-            paper,
-            self._short(data for row in rows for data in self._ends(row)) + listed(found),
-            all_below(list(found.values())),
-        )
+        text = self._short(data for by_data in ends.values() for data in by_data) + listed(found)
+        return _below("More terms give better models, by IWAE and by SUMO", _paper_gains("iwae", "sumo-variance"), text, found)
 
-    def _more_than_elbo(self) -> Conclusion | None:
+    def _more_than_elbo(self) -> list[Conclusion]:
         elbo, iwae = self._ends("elbo"), self._ends("iwae")
         both = {data: (*iwae[data], *elbo[data]) for data in iwae if data in elbo}
         found = {
             f"{DATA[data]}:": Contrast.of((1, many.nll), (-1, few.nll), (-1, elbo_many.nll), (1, elbo_few.nll))
             for data, (few, many, elbo_few, elbo_many) in both.items()
         }
-        if not found:
-            return None
-        text = (
-            f"{self._short(both)}what IWAE gains from more terms beyond what the ELBO gains (negative is more): {listed(found)}"
-        )
-        paper = _paper_gains("iwae", "elbo")
-        return Conclusion("More terms help IWAE more than the ELBO", paper, text, all_below(list(found.values())))
+        beyond = "what IWAE gains from more terms beyond what the ELBO gains (negative is more)"
+        text = f"{self._short(both)}{beyond}: {listed(found)}"
+        return _below("More terms help IWAE more than the ELBO", _paper_gains("iwae", "elbo"), text, found)
 
-    def _as_published(self) -> Conclusion | None:
+    def _as_published(self) -> list[Conclusion]:
         texts, verdicts = [], []
         pairs = [(e, at[e.data, e.cost]) for e in self.entries if (e.data, e.cost) in (at := _PAPER.get(e.row, {}))]
         for entry, value in pairs:
             own = Contrast.of((1, entry.nll))
-            away, half = abs(own.mean - value), own.half(len(pairs))
-            verdicts.append(
-                None if not entry.whole else True if away + half < _CLOSE else False if away - half > _CLOSE else None
-            )
+            half = own.half(len(pairs))
+            verdicts.append(is_close(own.mean - value, half, _CLOSE) if entry.whole else None)
             texts.append(f"{ROWS[entry.row].label} {entry.where}: {own.mean:.2f} ± {half:.2f} (epochs: {max(entry.epochs)}), "
                          f"the paper's is {value:.2f}")  # fmt: skip
-        if not pairs:
-            return None
-        claim = f"Our test NLL are the paper's, to {_CLOSE} nats"
-        return Conclusion(claim, "trained until 300 epochs bring no gain", "; ".join(texts), all_hold(verdicts))
+        claim, paper = f"Our test NLL are the paper's, to {_CLOSE} nats", "trained until 300 epochs bring no gain"
+        return [Conclusion(claim, paper, "; ".join(texts), all_hold(verdicts))] if pairs else []
 
-    def _best_published(self) -> Conclusion | None:
+    def _best_published(self) -> list[Conclusion]:
         """Our best model against the best that is published, at each place where we have trained as long as the paper."""
         found = {}
         for (data, cost), best in self.best.items():
             known = {f"{p.objective}, {p.source}": p.at(data)[cost][0] for p in PUBLISHED if cost in p.at(data)}
             if known and best.whole:
                 least = min(known, key=known.__getitem__)
-                own = Contrast.of((1, best.nll))
-                contrast = Contrast(own.mean - known[least], own.stderr, own.degrees)
+                contrast = Contrast.of((1, [nll - known[least] for nll in best.nll]))
                 found[f"{best.where}, {ROWS[best.row].label} less {known[least]:.2f} ({least}):"] = contrast
-        if not found:
-            return None
-        return Conclusion("Our best models have a lower test NLL than the best published", "", listed(found),
-                          all_below(list(found.values())))  # fmt: skip
+        return _below("Our best models have a lower test NLL than the best published", "", listed(found), found)
 
     def ordered_as(self, other: "Findings") -> Conclusion | None:
         """Whether two yardsticks, this and the other, put the same models in the same order."""
@@ -203,7 +168,7 @@ class Findings:
         own = [entry for entry in self.entries if entry.data == data]
         others = [published for published in PUBLISHED if published.at(data)]
         costs = sorted({*(COSTS if others else ()), *(entry.cost for entry in own)})
-        rows: list[TableRow] = []
+        rows: list[Row] = []
         for published in others:
             at = published.at(data)
             values = [None if k not in at else f"{at[k][0]:.2f}" + (f" ± {at[k][1]:.2f}" if at[k][1] else "") for k in costs]
@@ -226,9 +191,8 @@ class Findings:
         if others:
             sources = dict.fromkeys(published.source for published in others)
             notes.append(f"Published, NLL by IWAE with 5000 terms: {'; '.join(f'{name}: {SOURCES[name]}' for name in sources)}.")
-        return Table(
-            f"Test NLL on {DATA[data]}", ["objective", "whose", *(f"k = {cost}" for cost in costs)], rows, " ".join(notes)
-        )
+        columns = ["objective", "whose", *(f"k = {cost}" for cost in costs)]
+        return Table(f"Test NLL on {DATA[data]}", columns, rows, " ".join(notes))
 
     def _value(self, entry: Entry | None) -> str | None:
         if entry is None:
@@ -238,10 +202,10 @@ class Findings:
 
     def _details(self) -> Table:
         columns = ["data", "k", "objective", "test NLL", "sd", "behind the best", "p", "expected cost", "steps clipped", "epochs"]
-        rows: list[TableRow] = []
+        rows: list[Row] = []
         for e in self.entries:
             behind, best = self.against_best(e), self.best[e.data, e.cost] is e
-            tested: TableRow = [None, None] if best else [f"{behind.mean:.2f} ± {behind.half():.2f}", float(f"{behind.p:.2g}")]
+            tested: Row = [None, None] if best else [f"{behind.mean:.2f} ± {behind.half():.2f}", float(f"{behind.p:.2g}")]
             numbers = [round(e.result["expected_cost"], 2), f"{fmean(e.result['clipped_decoder']):.0%}", max(e.epochs)]
             rows.append([DATA[e.data], e.cost, ROWS[e.row].label, round(e.mean, 3), round(stdev(e.nll), 3), *tested, *numbers])
         note = (
@@ -252,6 +216,11 @@ class Findings:
             f"{ROWS['symmetric-sumo'].max_terms} and {ROWS['multilevel-rr'].max_terms} terms at most."
         )
         return Table("Ours in detail", columns, rows, note)
+
+
+def _below(claim: str, paper: str, text: str, contrasts: Mapping[str, Contrast]) -> list[Conclusion]:
+    """Whether all contrasts are below zero; nothing where there are none."""
+    return [Conclusion(claim, paper, text, all_below(list(contrasts.values())))] if contrasts else []
 
 
 def _agree(a: Entry, b: Entry, other_a: Entry, other_b: Entry) -> bool | None:

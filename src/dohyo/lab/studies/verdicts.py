@@ -23,6 +23,12 @@ def all_hold(verdicts: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
+def is_close(difference: float, half: float, tolerance: float) -> bool | None:
+    """Whether a difference with half this interval is within a tolerance; None where the interval is too wide to say."""
+    away = abs(difference)
+    return True if away + half < tolerance else False if away - half > tolerance else None
+
+
 def student_quantile(p: float, degrees: float) -> float:
     """The quantile of Student's t distribution."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, because it is slow to import
@@ -54,9 +60,6 @@ class Contrast:
         below = sum(v**2 / (len(sample) - 1) for v, (_, sample) in zip(shares, terms, strict=True))
         degrees = sum(shares) ** 2 / below if below > 0 else math.inf
         return cls(sum(c * fmean(sample) for c, sample in terms), math.sqrt(sum(shares)), degrees)
-
-    def __neg__(self) -> "Contrast":
-        return Contrast(-self.mean, self.stderr, self.degrees)
 
     @property
     def p(self) -> float:
@@ -111,8 +114,7 @@ class Rate:
 
     def close_to(self, claimed: float) -> bool | None:
         """Whether this is the claimed slope; None where the interval is too wide to say."""
-        away = abs(self.slope - claimed)
-        return True if away + self.half < CLOSE else False if away - self.half > CLOSE else None
+        return is_close(self.slope - claimed, self.half, CLOSE)
 
     def below(self, limit: float) -> bool | None:
         """Whether the slope is less than `limit`; None where the interval holds it."""
