@@ -82,18 +82,24 @@ class Weighed:
         theta, ratio = safe_ratio(theta, phi)
         return steered(dot(theta, self.log_w), self.log_w.new_zeros(()), ratio.to(self.log_w.dtype), self.marks)
 
+    def proposals_loss(self, gradients: list[Tensor]) -> Tensor:
+        """phi's loss if theta's does not pass through the log-weights: the gradients at the marks, each row times its ratio."""
+        _, ratio = safe_ratio(self.value, self.phi)
+        parts = []
+        for mark, gradient in zip(self.marks, gradients, strict=True):
+            factor = ratio.to(gradient.dtype).reshape(-1, *(1,) * (gradient.ndim - 1))
+            parts.append((gradient * factor * mark.inside).sum())
+        return torch.stack(parts).sum()
+
 
 def dot(coefficients: Tensor, log_w: Tensor) -> Tensor:
     """The sum of c_i log w_i, where a weight of zero has coefficient zero."""
     return (coefficients.to(log_w.dtype) * log_w.masked_fill(coefficients == 0, 0.0)).sum()
 
 
-def draw_weights(
-    model: Any, x: Tensor, encoder: str, plan: Plan, *, detach_posterior: bool | None = None, detach_x: bool = False
-) -> tuple[Tensor, list[Mark]]:
+def draw_weights(model: Any, x: Tensor, encoder: str, plan: Plan, **options: bool) -> tuple[Tensor, list[Mark]]:
     """The log-weights of x that the plan asks for, with a gradient, and the marks that the model made."""
-    detach = encoder == "dreg" if detach_posterior is None else detach_posterior
-    source = bound(model, x, detach_posterior=detach, detach_x=detach_x)
+    source = bound(model, x, detach_posterior=encoder == "dreg", **options)
     marks: list[Mark] = []
     if encoder == "same":
         log_w = source(plan.rows)

@@ -17,8 +17,6 @@ from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.padded import Layout, PaddedTables, Shape, layouts
 from dohyo.lab.fast.programs import Program
 from dohyo.lab.fast.stacked import Stacked
-from dohyo.lab.training.processes import one_thread
-from dohyo.lab.training.tasks import Batches
 
 
 class DatumProgram(Program):
@@ -41,19 +39,9 @@ class DatumProgram(Program):
             self.datum = self.tasks[0].batch(torch.zeros(1, dtype=torch.long, device=device)).to("meta")
         return Stacked(models, generators, encoder, compiler, varying, padded=True)
 
-    def steps(self, orders: Sequence[Any]) -> tuple[int, int]:
-        batches = Batches(torch.stack([each.order for each in orders]).to(self.device), orders[0].size)
-        sizes = [index.shape[1] for index in batches]
-        with one_thread():
-            stratified = self.objective.k_draw == "stratified"
-            laid = self._laid(self.objective.estimator.plans(sizes, self.states[0].depth, stratified))
-        if self.graphs is not None:
-            self.graphs.ready()
-        for index, each in zip(batches, laid, strict=True):
-            self._guarded(self._take_laid, *each, index)
-            for state in self.states:
-                state.progress.step += 1
-        return len(sizes), sum(sizes)
+    def _plans(self, sizes: Sequence[int]) -> Sequence[Any]:
+        stratified = self.objective.k_draw == "stratified"
+        return self._laid(self.objective.estimator.plans(sizes, self.states[0].depth, stratified))
 
     def _laid(self, counts: Sequence[Tensor], numbers: Tensor | None = None) -> list[tuple[Tensor, Shape, list[int]]]:
         """What each step reads, on the device: its layout, then its numbers in the same type. Also its shape, and the number of
@@ -71,7 +59,9 @@ class DatumProgram(Program):
             rows |= dict(zip(steps, made, strict=True))
         return [(rows[step], *each) for step, each in enumerate(zip(shapes, totals, strict=True))]
 
-    def _take_laid(self, row: Tensor, shape: Shape, totals: list[int], index: Any = None) -> None:
+    def _take(self, index: Any, laid: Any) -> None:
+        row, shape, totals = laid
+
         def fill(views: list[Tensor]) -> None:
             views[0].copy_(row)
             self._fill(views[1:], totals, index)

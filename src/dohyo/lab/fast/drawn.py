@@ -45,7 +45,7 @@ class DrawnProgram(DatumProgram):
         if self.graphs is not None:
             self.graphs.ready()
         for each in laid:
-            self._guarded(self._take_laid, *each)
+            self._guarded(None, each)
         return len(laid), len(laid) * self.batch
 
     def _entropy(self) -> float:

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -134,28 +134,32 @@ class Program:
         """Take an epoch's steps for all runs, each on its own indices; return the number of steps, and of data for one run."""
         # Do little before the first step, because the GPU is idle until then.
         batches = Batches(torch.stack([each.order for each in orders]).to(self.device), orders[0].size)
+        sizes = [index.shape[1] for index in batches]
         with one_thread():
-            counts = self.objective.estimator.shared_plans(len(batches), self.states[0].depth)
+            plans = self._plans(sizes)
         if self.graphs is not None:
             self.graphs.ready()
-        data = 0
-        for index, n in zip(batches, counts, strict=True):
-            self._guarded(self._take, index, n)
-            data += index.shape[1]
+        for index, plan in zip(batches, plans, strict=True):
+            self._guarded(index, plan)
             for state in self.states:
                 state.progress.step += 1
-        return len(batches), data
+        return len(sizes), sum(sizes)
 
-    def _take(self, index: Tensor, n: int) -> None:
+    def _plans(self, sizes: Sequence[int]) -> Sequence[Any]:
+        """What each step of so many data needs to know of its numbers of log-weights."""
+        return self.objective.estimator.shared_plans(len(sizes), self.states[0].depth)  # type: ignore[no-any-return]
+
+    def _take(self, index: Tensor, n: Any) -> None:
+        """Take one step; `n` is what `_plans` gave for it."""
         if self.graphs is not None:
             self.graphs(index, n)
         else:
             plan = Plan.even(index.shape[1], n, index.device)
             self._step(self._draw(index, plan), plan)
 
-    def _guarded(self, take: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, index: Any, plan: Any) -> None:
         try:
-            take(*arguments)
+            self._take(index, plan)
         except (RuntimeError, AssertionError) as error:  # from the compiler, compiled code or a recording
             if not self.captured or isinstance(error, torch.OutOfMemoryError):
                 raise
