@@ -32,17 +32,10 @@ from dohyo.errors import DohyoError
 Source = Callable[[Tensor], Tensor]
 
 GUIDE, LOOP_GUIDE = "docs/guides/model.md", "docs/guides/own-loop.md"
-_SIGNATURES = {
-    "log_weights": "log_weights(x, rows)",
-    "bind": "bind(x, detach_posterior=False, detach_x=False)",
-    "encode": "encode(x)",
-    "posterior": "posterior(code)",
-    "encoder_parameters": "encoder_parameters()",
-    "decoder_parameters": "decoder_parameters()",
-    "sample_joint": "sample_joint(n)",
-    "sample_mean": "sample_mean(n)",
-    "reconstruct": "reconstruct(x)",
-}
+_ARGUMENTS = {  # of methods that have any
+    "log_weights": "x, rows", "bind": "x, detach_posterior=False, detach_x=False", "encode": "x", "posterior": "code",
+    "sample_joint": "n", "sample_mean": "n", "reconstruct": "x",
+}  # fmt: skip
 
 
 class Model(Protocol):
@@ -61,14 +54,15 @@ def require(model: object, what: str, *methods: str, instead: str = "") -> None:
     """Raise a DohyoError that names the first method that `what` needs and the model lacks, and what else can be done."""
     for method in methods:
         if not offers(model, method):
+            lacking = f"{type(model).__name__} has no {method}({_ARGUMENTS.get(method, '')})"
             if isinstance(model, nn.parallel.DistributedDataParallel):
                 raise DohyoError(
-                    f"DistributedDataParallel has no {_SIGNATURES[method]}, and shares only what its forward computes: "
-                    f"wrap a module whose forward returns the loss, as {LOOP_GUIDE} shows, and evaluate the model inside"
+                    f"{lacking}, and shares only what its forward computes: wrap a module whose forward returns the loss, as "
+                    f"{LOOP_GUIDE} shows, and evaluate the model inside"
                 )
             raise DohyoError(
-                f"{type(model).__name__} has no {_SIGNATURES[method]}, which {what} needs; add it as {GUIDE} shows, or derive "
-                f"the model from dohyo.models.LatentVariableModel{instead}"
+                f"{lacking}, which {what} needs; add it as {GUIDE} shows, or derive the model from "
+                f"dohyo.models.LatentVariableModel{instead}"
             )
 
 
@@ -148,17 +142,11 @@ def split(model: object) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
 @dataclass(frozen=True)
 class Mark:
-    """A tensor on its way from the proposal to the model.
+    """A tensor on its way from the proposal to the model."""
 
-    Attributes:
-        inside: As the proposal made it.
-        outside: The same numbers, as the model sees them.
-        factor: (rows,) The gradient that arrives here multiplies the gradient of each row in the backward pass.
-    """
-
-    inside: Tensor
-    outside: Tensor
-    factor: Tensor
+    inside: Tensor  # as the proposal made it
+    outside: Tensor  # the same numbers, as the model sees them
+    factor: Tensor  # (rows,) the gradient that arrives here multiplies the gradient of each row in the backward pass
 
 
 class _Open(threading.local):

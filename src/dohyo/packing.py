@@ -6,7 +6,7 @@ arithmetic runs on padded rectangles of scalars. A single huge count would make 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -62,6 +62,11 @@ def in_order(rows: Tensor) -> slice | None:
     first, end = int(array[0]), int(array[-1]) + 1
     n = len(array) // max(1, end - first)
     return slice(first, end) if np.array_equal(array, np.arange(first, end).repeat(n)) else None
+
+
+def take(code: Any, rows: Tensor) -> Any:
+    """The rows of a tensor, or of each tensor in a tuple."""
+    return tuple(take(part, rows) for part in code) if isinstance(code, tuple) else code[rows]
 
 
 def even(counts: Tensor) -> int | None:

@@ -179,20 +179,18 @@ class Annealed(nn.Module):
             mixing: Learn the matrix M too, where z has at most 256 dimensions.
             progress: Called after each iteration with the number done.
         """
-        tuned = tune(self, x, None if self._choose else self.steps, iterations, seed, max_rows, mixing, progress)
+        tuned = tune(self, x, None if self._choose else self.steps, seed, max_rows, iterations, mixing, progress)
         self.constants = tuned.constants
         return tuned
 
     def encoder_parameters(self) -> Iterator[nn.Parameter]:
         """phi."""
         require(self.model, "training through chains", "encoder_parameters", "decoder_parameters")
-        parameters: Iterator[nn.Parameter] = self.model.encoder_parameters()
-        return parameters
+        return self.model.encoder_parameters()  # type: ignore[no-any-return]
 
     def decoder_parameters(self) -> Iterator[nn.Parameter]:
         """theta: every parameter, where the model does not tell."""
-        parameters: Iterator[nn.Parameter] = getattr(self.model, "decoder_parameters", self.parameters)()
-        return parameters
+        return getattr(self.model, "decoder_parameters", self.parameters)()
 
     def to_dict(self) -> dict[str, Any]:
         """The constants as plain data for JSON."""

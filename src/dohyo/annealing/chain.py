@@ -1,6 +1,7 @@
 r"""Chains from q(z; x) to p(x, z) whose weight has mean p(x), run in either direction; `Annealed` derives them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -9,24 +10,19 @@ from torch.distributions import Distribution
 
 from dohyo.annealing.constants import Constants
 from dohyo.annealing.whitening import Whitening, noise_size, whiten
-from dohyo.contract import one_for_each
+from dohyo.contract import offers, one_for_each
 from dohyo.errors import DohyoError
+from dohyo.packing import take
 
 FARTHEST = 1e6  # widths of q from its mean; a chain that is farther away has exploded
 
 
 class Ends(NamedTuple):
-    """Where chains ended, one row each.
+    """Where chains ended, one row each."""
 
-    Attributes:
-        z: The z at the end that is p's.
-        log_ratio: log w less log p(x, z).
-        alive: False where a chain met something that is not finite, or exploded; its weight is zero.
-    """
-
-    z: Tensor
-    log_ratio: Tensor
-    alive: Tensor
+    z: Tensor  # at the end that is p's
+    log_ratio: Tensor  # log w less log p(x, z)
+    alive: Tensor  # False where a chain met something that is not finite, or exploded; its weight is zero
 
 
 class State(NamedTuple):
@@ -38,25 +34,15 @@ class State(NamedTuple):
     log_ratio: Tensor
 
 
+@dataclass(frozen=True)
 class Bridge:
-    r"""The densities between q and p(x, z) at noise u, :math:`\pi_t(u) = r(u)^{1 - \beta_t} (p(x, T(u)) |J(u)|)^{\beta_t}`.
+    r"""The densities between q and p(x, z) at noise u, :math:`\pi_t(u) = r(u)^{1 - \beta_t} (p(x, T(u)) |J(u)|)^{\beta_t}`."""
 
-    Args:
-        log_joint: z -> log p(x, z), one row each.
-        learning: Keep the graph, so that weights can be differentiated by the constants.
-        functional: Take gradients by `torch.func`, which vmap and the compiler need; slower otherwise.
-    """
-
-    def __init__(
-        self,
-        log_joint: Callable[[Tensor], Tensor],
-        whitening: Whitening,
-        constants: Constants,
-        learning: bool = False,
-        functional: bool = False,
-    ) -> None:
-        self.log_joint, self.whitening, self.constants = log_joint, whitening, constants
-        self.learning, self.functional = learning, functional
+    log_joint: Callable[[Tensor], Tensor]  # z -> log p(x, z), one row each
+    whitening: Whitening
+    constants: Constants
+    learning: bool = False  # keep the graph, so that weights can be differentiated by the constants
+    functional: bool = False  # take gradients by `torch.func`, which vmap and the compiler need; slower otherwise
 
     def forwards(self) -> Ends:
         """Chains from z ~ q on, widened if so; E[w] = p(x)."""
@@ -146,7 +132,7 @@ class Source:
 
     def __call__(self, rows: Tensor) -> Bridge:
         with torch.no_grad():
-            q = self.model.posterior(_take(self.code, rows))
+            q = self.model.posterior(take(self.code, rows))
         self._check(q, len(rows))
         whitening, x = whiten(q, self.constants.widening), self.x[rows]
         log_joint = lambda z: one_for_each(rows, self.model.log_joint(x, z))  # noqa: E731
@@ -175,7 +161,7 @@ def check_density(model: object) -> None:
     """A DohyoError if a model does not offer what chains need."""
     needed = {"log_joint(x, z)": "the log-density that chains follow", "posterior(code)": "q(z; x), where they start"}
     for name, what in needed.items():
-        if not callable(getattr(model, name.partition("(")[0], None)):
+        if not offers(model, name.partition("(")[0]):
             own = type(model).__name__
             raise DohyoError(f"{own} has no {name}, {what}; write it, or derive from dohyo.models.LatentVariableModel")
 
@@ -185,7 +171,3 @@ def _first(code: Any) -> Tensor:
     while isinstance(code, tuple):
         code = code[0]
     return torch.as_tensor(code)
-
-
-def _take(code: Any, rows: Tensor) -> Any:
-    return tuple(_take(part, rows) for part in code) if isinstance(code, tuple) else code[rows]

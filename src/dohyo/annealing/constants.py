@@ -61,8 +61,7 @@ class Constants:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists of numbers for JSON."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: None if value is None else value.tolist() for name, value in found.items()}
+        return {name: None if value is None else value.tolist() for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
@@ -109,5 +108,4 @@ class Constants:
         return ({self.step.shape[-1], len(self.widening)} - {1}) | mixed
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        changed = {field.name: change(value) for field in fields(self) if (value := getattr(self, field.name)) is not None}
-        return replace(self, **changed)
+        return replace(self, **{name: change(value) for name, value in vars(self).items() if value is not None})

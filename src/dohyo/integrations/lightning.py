@@ -11,9 +11,9 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, whole
 from dohyo.estimators import Estimator
-from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
+from dohyo.evaluation import Evaluation, checksum, evaluate, summarise, tensors
 from dohyo.integrations import missing
 
 # Two distributions hold the same classes under two names, and a Trainer of either takes a callback of the other. So take the one
@@ -74,9 +74,7 @@ class LogMarginalCallback(Callback):  # type: ignore[misc]
             raise DohyoError(
                 f"the estimator is a {type(estimator).__name__}; give one of dohyo's, as dohyo.MultilevelRR.at_cost(15)"
             )
-        if replicates < 1:
-            raise DohyoError(f"replicates is {replicates}; it must be at least 1")
-        self.estimator, self.replicates, self.seed = estimator, replicates, seed
+        self.estimator, self.replicates, self.seed = estimator, whole("replicates", replicates), seed
         self.khat_data, self.khat_samples = khat_data, khat_samples
         self.evaluation: Evaluation | None = None
         self._start()
@@ -95,9 +93,7 @@ class LogMarginalCallback(Callback):  # type: ignore[misc]
     ) -> None:
         if trainer.sanity_checking:
             return
-        x = batch[0] if isinstance(batch, tuple | list) else batch
-        if not isinstance(x, Tensor):
-            raise DohyoError(f"a validation batch is a {type(x).__name__}; it must be a tensor, or a tuple that begins with one")
+        (x,) = tensors([batch])
         seen = self._seen.get(dataloader_idx, 0)
         self._seen[dataloader_idx] = seen + len(x)
         x = x[: int(max(0, min(len(x), _share(trainer, dataloader_idx) - seen)))]

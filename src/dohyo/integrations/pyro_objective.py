@@ -118,12 +118,10 @@ class LogMarginal(ELBO):  # type: ignore[misc]
 
     def _coefficients(self, log_w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The estimates (data,), dY / dlog w and the coefficients of the guide's objective, (samples, data)."""
-        leaf = log_w.double().T.contiguous().requires_grad_()
-        with torch.enable_grad():
-            log_px = self.estimator.reduce(leaf, torch.full((leaf.shape[0],), leaf.shape[1], device=leaf.device))
-            (theta,) = torch.autograd.grad(log_px.sum(), leaf)
-        posterior = leaf.detach().softmax(-1).nan_to_num(0.0)  # a datum of zero weights asks for nothing
-        return log_px.detach(), theta.T, (posterior.square() if self.encoder == "dreg" else posterior).T
+        log_w = log_w.double().T.contiguous()
+        log_px, theta = self.estimator.slopes(log_w, torch.full((log_w.shape[0],), log_w.shape[1], device=log_w.device))
+        posterior = log_w.softmax(-1).nan_to_num(0.0)  # a datum of zero weights asks for nothing
+        return log_px, theta.T, (posterior.square() if self.encoder == "dreg" else posterior).T
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError("LogMarginal makes its own traces")
@@ -161,19 +159,7 @@ class _Pass:
 
     theta's coefficients c and phi's c' differ by a factor for each sample. All that phi does to log p passes through z, so under
     the loss -sum c log p the gradient of z is multiplied by c' / c, and one backward pass serves both.
-
-    Attributes:
-        log_p, log_q: (samples, data).
-        scale: N / B.
-        subsample: The data that each subsampling plate drew.
     """
-
-    samples: int
-    log_p: Tensor
-    log_q: Tensor
-    scale: float
-    subsample: dict[str, Tensor]
-    replay_guide: Callable[[Any], Any]
 
     def __init__(
         self,
@@ -189,7 +175,7 @@ class _Pass:
         self.samples = count if objective.vectorize_particles else 1
         if objective.vectorize_particles:
             model, guide = (traced.in_particles(fn, count, depth) for fn in (model, guide))
-        self.replay_guide = lambda trace: traced.replay(guide, trace, args, kwargs, -2 - depth)
+        self.replay_guide: Callable[[Any], Any] = lambda trace: traced.replay(guide, trace, args, kwargs, -2 - depth)
         with Pointed(subsample or {}):
             with _Detached() if self.encoder == "wake" else nullcontext():
                 self.guide = poutine.trace(guide).get_trace(*args, **kwargs)
@@ -201,6 +187,7 @@ class _Pass:
         traced.check(traces, plate)
         frames = traced.frames_of(traces)
         self.frames = [frames[name] for name in (traced.PARTICLES, plate) if name in frames]
+        # N / B, the densities (samples, data), and the data that each subsampling plate drew.
         self.scale = (frames[plate].full_size or frames[plate].size) / frames[plate].size if plate else 1.0
         self.log_p, self.log_q = self._density(trace), self._density(self.guide)
         self.subsample = traced.subsamples(self.guide)

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn.functional import softplus
 
 from dohyo.errors import DohyoError
 from dohyo.models.networks import bernoulli, independent
-from dohyo.names import nearest
+from dohyo.names import named
 
 LEAST_SCALE = 1e-3  # of the Gaussian likelihood, as a share of each dimension's own standard deviation
 
@@ -18,14 +19,11 @@ LEAST_SCALE = 1e-3  # of the Gaussian likelihood, as a share of each dimension's
 class Observed(nn.Module, ABC):
     """The likelihood of flat data of a given size, from a decoder's output."""
 
+    each: ClassVar[int]  # outputs of the decoder for each number of a datum
+
     def __init__(self, data: int) -> None:
         super().__init__()
-        self.data = data
-
-    @property
-    @abstractmethod
-    def outputs(self) -> int:
-        """The number of outputs that the decoder must have."""
+        self.data, self.outputs = data, self.each * data
 
     @abstractmethod
     def forward(self, output: Tensor) -> Distribution:
@@ -52,9 +50,7 @@ class Observed(nn.Module, ABC):
 class BernoulliPixels(Observed):
     r"""p(x_i | z) = Bernoulli(sigmoid(output_i)); the bias starts at the logit of the mean, clamped to [0.001, 0.999]."""
 
-    @property
-    def outputs(self) -> int:
-        return self.data
+    each = 1
 
     def forward(self, output: Tensor) -> Distribution:
         return bernoulli(output)
@@ -83,6 +79,7 @@ class GaussianValues(Observed):
     dimension that is constant, or a function of z, has a density of at most 400 / s_i, and never an infinite one.
     """
 
+    each = 2
     location: Tensor
     spread: Tensor
     gain: Tensor
@@ -92,10 +89,6 @@ class GaussianValues(Observed):
         self.register_buffer("location", torch.zeros(data))
         self.register_buffer("spread", torch.ones(data))
         self.register_buffer("gain", torch.ones(data))
-
-    @property
-    def outputs(self) -> int:
-        return 2 * self.data
 
     def inputs(self, x: Tensor) -> Tensor:
         return (x - self.location) / self.spread
@@ -123,6 +116,4 @@ LIKELIHOODS: dict[str, type[Observed]] = {"bernoulli": BernoulliPixels, "gaussia
 
 def observed(likelihood: str, data: int) -> Observed:
     """The likelihood with this name."""
-    if likelihood not in LIKELIHOODS:
-        raise DohyoError(f"unknown likelihood {likelihood!r}: {nearest(likelihood, LIKELIHOODS)}")
-    return LIKELIHOODS[likelihood](data)
+    return named(LIKELIHOODS, likelihood, "likelihood")(data)

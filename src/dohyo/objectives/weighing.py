@@ -55,24 +55,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Log-weights of a batch with the estimates they give, and the coefficients of the estimates' gradients.
+    """Log-weights of a batch with the estimates they give, and the coefficients of the estimates' gradients."""
 
-    Attributes:
-        log_w: (rows,) with the network's graph.
-        marks: Where the proposal ends and the model begins.
-        rows: (rows,) the datum of each log-weight.
-        value: (rows,) dY / dlog w, the estimate's own gradient, float64.
-        phi: (rows,) the same for the encoder's loss.
-        log_px, iwae: (batch,) the estimates Y, and IWAE_n.
-    """
-
-    log_w: Tensor
-    marks: list[Mark]
-    rows: Tensor
-    value: Tensor
-    phi: Tensor
-    log_px: Tensor
-    iwae: Tensor
+    log_w: Tensor  # (rows,) with the network's graph
+    marks: list[Mark]  # where the proposal ends and the model begins
+    rows: Tensor  # (rows,) the datum of each log-weight
+    value: Tensor  # (rows,) dY / dlog w, the estimate's own gradient, float64
+    phi: Tensor  # (rows,) the same for the encoder's loss
+    log_px: Tensor  # (batch,) the estimates Y
+    iwae: Tensor  # (batch,) IWAE_n
 
     def loss(self, theta: Tensor, phi: Tensor | None) -> Tensor:
         """A zero whose gradient is that of sum c_i log w_i in theta, and of sum c'_i log w_i in phi (None: the same)."""

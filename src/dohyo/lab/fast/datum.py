@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dohyo.lab.fast.captured import network
 from dohyo.lab.fast.graphs import FilledGraphs
 from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.padded import Layout, PaddedTables, Shape, layouts
@@ -23,21 +22,16 @@ class DatumProgram(Program):
     """`Program` for a K for each datum."""
 
     def _prepare(self, generators: list[torch.Generator]) -> None:
-        captured, models = self.captured, [state.model for state in self.states]
-        self.batch, self.varying = self.config.batch_size, self.objective.estimator.depth_law.cap > 0
-        compiler = network if captured else None
-        self.models = self._stacked(models, generators, str(self.objective.encoder), compiler, captured and self.varying)
-        self.device, self.chains = self.models.flat.device, False
-        self.tables = PaddedTables(captured)
+        self.tables = PaddedTables(self.captured)
         self.places: dict[Shape, list[Tensor]] = {}
-        if captured and self.device.type == "cuda":
+        if self.captured and self.device.type == "cuda":
             self.graphs = FilledGraphs(self._step, self.device)
 
-    def _stacked(self, models: Any, generators: list[torch.Generator], encoder: str, compiler: Any, varying: bool) -> Stacked:
+    def _stacked(self, models: Any, generators: list[torch.Generator], **options: Any) -> Any:
         device = generators[0].device
         with FromGenerator(torch.Generator(device)):  # the runs' own are left alone
             self.datum = self.tasks[0].batch(torch.zeros(1, dtype=torch.long, device=device)).to("meta")
-        return Stacked(models, generators, encoder, compiler, varying, padded=True)
+        return Stacked(models, generators, padded=True, **options)
 
     def _plans(self, sizes: Sequence[int]) -> Sequence[Any]:
         stratified = self.objective.k_draw == "stratified"

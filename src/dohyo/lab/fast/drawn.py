@@ -29,9 +29,8 @@ class DrawnProgram(DatumProgram):
         self.reverse_kl = isinstance(self.objective, ReverseKL)
         self.best = None if self.reverse_kl else Best(self.tasks, self.device, self.captured)
 
-    def _stacked(self, models: Any, generators: Any, encoder: str, compiler: Any, varying: bool) -> StackedSamplers:
-        own = {"objective": self.objective, "batch": self.batch}
-        return StackedSamplers(models, generators, encoder, compiler, varying, **own)
+    def _stacked(self, models: Any, generators: list[torch.Generator], **options: Any) -> Any:
+        return StackedSamplers(models, generators, objective=self.objective, batch=self.batch, **options)
 
     def steps(self, orders: Sequence[Iterable[Tensor]]) -> tuple[int, int]:
         numbers = []

@@ -12,17 +12,11 @@ from dohyo.lab.training.state import State
 
 
 class Totals(NamedTuple):
-    """Like `training.step.Totals`, in tensors that a recorded step changes in place, with a row for each replica.
+    """Like `training.step.Totals`, in tensors that a recorded step changes in place, with a row for each replica."""
 
-    Attributes:
-        sums: The sum over the data of each number recorded in this epoch.
-        clipped: (replicas, 2) the number of steps in which theta's and phi's gradients were clipped.
-        baseline: (replicas,) the running baselines; NaN if there is none yet.
-    """
-
-    sums: dict[str, Tensor]
-    clipped: Tensor
-    baseline: Tensor
+    sums: dict[str, Tensor]  # over the data, of each number recorded in this epoch
+    clipped: Tensor  # (replicas, 2) the number of steps in which theta's and phi's gradients were clipped
+    baseline: Tensor  # (replicas,) the running baselines; NaN if there is none yet
 
 
 class Finish:

@@ -32,15 +32,10 @@ from dohyo.packing import Plan
 
 @dataclass(frozen=True)
 class Choice:
-    """How to train the runs.
+    """How to train the runs."""
 
-    Attributes:
-        captured: Whether steps are compiled, and on a CUDA GPU recorded.
-        reason: Why not captured, if that was tried.
-    """
-
-    captured: bool = False
-    reason: str = ""
+    captured: bool = False  # whether steps are compiled, and on a CUDA GPU recorded
+    reason: str = ""  # why not captured, if that was tried
 
     @property
     def name(self) -> str:
@@ -113,21 +108,24 @@ class Program:
         self.objective = objective  # `choose` has checked the type
         self.contexts = ExitStack()
         self.graphs: Any = None  # on a CUDA GPU, if captured
-        self._prepare([state.noise for state in states if state.noise is not None])
+        self.batch, self.varying = config.batch_size, objective.estimator.depth_law.cap > 0
+        models, generators = [state.model for state in states], [state.noise for state in states if state.noise is not None]
+        options = {"compiler": network if captured else None, "varying": captured and self.varying}
+        self.models = self._stacked(models, generators, encoder=str(objective.encoder), **options)
+        self.device, self.chains = self.models.flat.device, through_chains(models[0])
+        self._prepare(generators)
         finish = CompiledFinish if captured and config.optimiser in ("adam", "amsgrad") else Finish
         self.finish = finish(states, self.models, objective.running_baseline, config)
 
+    def _stacked(self, models: Any, generators: list[torch.Generator], **options: Any) -> Any:
+        """The models as one program."""
+        return stack(models, generators, **options)
+
     def _prepare(self, generators: list[torch.Generator]) -> None:
-        """Make the models one program."""
-        objective, captured = self.objective, self.captured
-        varying = captured and objective.estimator.depth_law.cap > 0
-        compiler = network if captured else None
-        self.models: Any = stack([state.model for state in self.states], generators, str(objective.encoder), compiler, varying)
-        self.device = self.models.flat.device
-        self.tables: Any = EvenTables(captured, varying)
-        self.encoder_tables = EvenTables(captured, varying)
-        self.chains = through_chains(self.states[0].model)
-        if captured and self.device.type == "cuda":
+        """Make what carries out the steps."""
+        self.tables: Any = EvenTables(self.captured, self.varying)
+        self.encoder_tables = EvenTables(self.captured, self.varying)
+        if self.captured and self.device.type == "cuda":
             self.graphs = Graphs(self._draw, self._step, generators, self.device)
 
     def steps(self, orders: Sequence[Any]) -> tuple[int, int]:

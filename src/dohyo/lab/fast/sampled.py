@@ -27,15 +27,10 @@ class _Functions(Functions):
 
 @dataclass(eq=False)
 class StackedSamplers(Stacked):
-    """`Stacked` for models that draw their data themselves.
+    """`Stacked` for models that draw their data themselves."""
 
-    Attributes:
-        objective: A `ReverseKL`, or a `Reinforce` with an estimator.
-        batch: Samples of each model in a step.
-    """
-
-    objective: Any = None
-    batch: int = 0
+    objective: Any = None  # a `ReverseKL`, or a `Reinforce` with an estimator
+    batch: int = 0  # samples of each model in a step
 
     _functions = _Functions
 

@@ -56,22 +56,14 @@ class Stacked:
 
     The models' own parameters become views of the stacked ones: changing one changes the other. Everything else in a model keeps
     its present value, except buffers, which `refresh` reads again.
-
-    Attributes:
-        models: Models that differ only in their numbers.
-        generators: The generator of each model's noise.
-        encoder: What phi follows, which decides whether the proposal is marked and whether the parameters of log q are constants.
-        compiler: How to compile the network, `torch.compile` with its options; None to leave it uncompiled.
-        varying: Whether the number of log-weights changes from step to step.
-        padded: Whether rows are those of a `padded.Layout`, and not equally many for each datum.
     """
 
-    models: Sequence[nn.Module]
-    generators: Sequence[torch.Generator]
-    encoder: str
-    compiler: Callable[[Any], Any] | None = None
-    varying: bool = False
-    padded: bool = False
+    models: Sequence[nn.Module]  # which differ only in their numbers
+    generators: Sequence[torch.Generator]  # of each model's noise
+    encoder: str  # what phi follows: it decides whether the proposal is marked, and whether the parameters of log q are constants
+    compiler: Callable[[Any], Any] | None = None  # `torch.compile` with its options; None to leave the network uncompiled
+    varying: bool = False  # whether the number of log-weights changes from step to step
+    padded: bool = False  # whether rows are those of a `padded.Layout`, and not equally many for each datum
     _pieces: dict[Any, list[Piece]] = field(default_factory=dict)
     _functions: ClassVar[type[Functions]] = Functions
 

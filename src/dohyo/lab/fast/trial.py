@@ -18,9 +18,9 @@ from dohyo.objectives import Reinforce, ReverseKL
 from dohyo.objectives.weighing import bind_options
 
 
-def stack(models: Sequence[nn.Module], *arguments: Any) -> Stacked:
+def stack(models: Sequence[nn.Module], *arguments: Any, **options: Any) -> Stacked:
     """`Stacked` for models of any kind."""
-    return (StackedChains if through_chains(models[0]) else Stacked)(models, *arguments)
+    return (StackedChains if through_chains(models[0]) else Stacked)(models, *arguments, **options)
 
 
 def check_batchable(
