@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dohyo.errors import DohyoError, whole
 from dohyo.estimators import Estimator
-from dohyo.evaluation import Evaluation, checksum, evaluate, summarise, tensors
+from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.integrations import missing
 
 # Two distributions hold the same classes under two names, and a Trainer of either takes a callback of the other. So take the one
@@ -93,7 +93,9 @@ class LogMarginalCallback(Callback):  # type: ignore[misc]
     ) -> None:
         if trainer.sanity_checking:
             return
-        (x,) = tensors([batch])
+        x = batch[0] if isinstance(batch, tuple | list) else batch
+        if not isinstance(x, Tensor):
+            raise DohyoError(f"a validation batch is a {type(x).__name__}; it must be a tensor, or a tuple that begins with one")
         seen = self._seen.get(dataloader_idx, 0)
         self._seen[dataloader_idx] = seen + len(x)
         x = x[: int(max(0, min(len(x), _share(trainer, dataloader_idx) - seen)))]

@@ -60,8 +60,7 @@ class DrawnProgram(DatumProgram):
         return counts.repeat_interleave(self.batch, 1) if objective.shared else counts
 
     def _like(self, shape: Shape) -> list[Tensor]:
-        like: list[Tensor] = self.models.like(self.models.wanted, shape.rows)
-        return like
+        return self.models.like(self.models.wanted, shape.rows)  # type: ignore[no-any-return]
 
     def _fill(self, views: list[Tensor], totals: Sequence[int], index: Any) -> None:
         self.models.fill(views, self.models.wanted, totals)
@@ -70,25 +69,24 @@ class DrawnProgram(DatumProgram):
         row, *noise = drawn
         layout, (entropy, now) = Layout.read(row, shape), row[shape.numbers :].view(torch.float64)
         log_w, of_theta, *of_phi = self.models(layout.rows, noise)
-        seeds_of = self._seeds_of_kl if self.reverse_kl else self._seeds_of_policies
-        outputs, seeds, numbers, level = seeds_of(log_w, of_theta, of_phi, layout, entropy, now)
-        if self.objective.encoder == "sleep":
-            outputs, seeds = [*outputs, of_phi[0]], [*seeds, torch.full_like(of_phi[0], -1 / self.batch)]
+        weigh = self._weigh_kl if self.reverse_kl else self._weigh_policies
+        numbers, level, coefficients = weigh(log_w.detach(), of_theta.detach(), layout, entropy, now)
+        outputs, seeds = [log_w, *of_phi], [each.to(log_w.dtype) for each in coefficients]
+        if self.reverse_kl:
+            outputs.append(of_theta)
+        # What has no coefficients, log p*(x) and the log q(z; x) of "sleep", is to grow in the mean.
+        seeds += [torch.full_like(output, -1 / self.batch) for output in outputs[len(seeds) :]]
         wanted = [*self.models.theta, *self.models.phi]
         gradients = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True, materialize_grads=True)
         self.finish(list(gradients), numbers, level)
 
-    def _seeds_of_kl(self, log_w: Tensor, log_target: Tensor, of_phi: list[Tensor], layout: Layout, *_: Tensor) -> Any:
-        runs, running = len(log_w), self.objective.running_baseline
+    def _weigh_kl(self, log_w: Tensor, log_target: Tensor, layout: Layout, *_: Tensor) -> Any:
+        running = self.objective.running_baseline
         baseline = self.finish.totals.baseline.nan_to_num(0.0)[:, None].expand(-1, self.batch).reshape(-1)
-        given = [log_target.detach().reshape(-1), *([baseline] if running else [])]
-        found = self.tables(self._kl, log_w.detach(), layout, *given)
-        estimate, square, level, *coefficients = found
-        outputs = [log_w, *(of_phi if self.objective.encoder != "sleep" else [])]
-        seeds = [each.to(log_w.dtype) for each in coefficients]
-        level = level.view(runs, -1).mean(1) if running else self._nothing
-        return [*outputs, log_target], [*seeds, torch.full_like(log_target, -1 / self.batch)], \
-            {"estimate": estimate, "estimate_square": square}, level  # fmt: skip
+        given = [log_target.reshape(-1), *([baseline] if running else [])]
+        estimate, square, level, *coefficients = self.tables(self._kl, log_w, layout, *given)
+        level = level.view(len(log_w), -1).mean(1) if running else self._nothing
+        return {"estimate": estimate, "estimate_square": square}, level, coefficients
 
     def _kl(self, log_w: Tensor, counts: Tensor, log_target: Tensor, *baseline: Tensor) -> tuple[Tensor, ...]:
         """As in `ReverseKL`: the recorded numbers, what the running baseline follows, and the coefficients of theta and phi."""
@@ -103,15 +101,11 @@ class DrawnProgram(DatumProgram):
         of_phi = [] if objective.encoder in ("same", "sleep") else [phi / self.batch]
         return estimate, whole.square(), iwae - log_target, value / self.batch, *of_phi
 
-    def _seeds_of_policies(
-        self, log_w: Tensor, x: Tensor, of_phi: list[Tensor], layout: Layout, entropy: Tensor, now: Tensor
-    ) -> Any:
+    def _weigh_policies(self, log_w: Tensor, x: Tensor, layout: Layout, entropy: Tensor, now: Tensor) -> Any:
         assert self.best is not None
-        rewards = self.best(x, now)
-        given = [rewards.reshape(-1), entropy.reshape(1)]
-        reward, spread, *coefficients = self.tables(self._policies, log_w.detach(), layout, *given)
-        outputs = [log_w, *(of_phi if self.objective.encoder != "sleep" else [])]
-        return outputs, [each.to(log_w.dtype) for each in coefficients], {"reward": reward, "entropy": spread}, self._nothing
+        given = [self.best(x, now).reshape(-1), entropy.reshape(1)]
+        reward, spread, *coefficients = self.tables(self._policies, log_w, layout, *given)
+        return {"reward": reward, "entropy": spread}, self._nothing, coefficients
 
     def _policies(self, log_w: Tensor, counts: Tensor, rewards: Tensor, entropy: Tensor) -> tuple[Tensor, ...]:
         """As in `Reinforce`: the recorded numbers, and the coefficients of theta and phi."""
