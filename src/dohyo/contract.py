@@ -67,11 +67,7 @@ def require(model: object, what: str, *methods: str, instead: str = "") -> None:
 
 
 def bound(model: Model, x: Tensor, **options: bool) -> Source:
-    """rows -> log-weights of x[rows], with x encoded only once if the model has `bind`.
-
-    Args:
-        options: `detach_posterior` and `detach_x` of the model's `bind`; only those that are true are passed.
-    """
+    """rows -> log-weights of x[rows], with x encoded only once if the model has `bind`, which gets the options that are true."""
     options = {name: wanted for name, wanted in options.items() if wanted}
     if offers(model, "bind"):
         bind: Any = model.bind  # type: ignore[attr-defined]
@@ -244,13 +240,7 @@ class _Steered(torch.autograd.Function):
 
 
 def steered(loss: Tensor, shown: Tensor, ratio: Tensor, marks: list[Mark]) -> Tensor:
-    """A loss whose gradient is theta's own in theta and phi's own in phi.
-
-    Args:
-        loss: The sum of c_i log w_i.
-        shown: The value that the loss shows.
-        ratio: (rows,) c'_i / c_i.
-    """
+    """The loss sum c_i log w_i, with the value `shown`, and by the ratios c'_i / c_i with phi's own gradient in phi."""
     factors = [mark.factor for mark in marks if mark.factor.requires_grad]
     return _Steered.apply(loss, shown, ratio, *factors)  # type: ignore[no-any-return, no-untyped-call]
 

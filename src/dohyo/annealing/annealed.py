@@ -128,10 +128,7 @@ class Annealed(nn.Module):
 
     def bind_encoder(self, x: Tensor, **options: bool) -> Callable[[Tensor], Tensor]:
         """rows -> log-weights of the encoder's own samples for x[rows], with theta constant: what phi is trained by.
-
-        Args:
-            options: Those of the model's own `bind`.
-        """
+        The options are those of the model's own `bind`."""
         require(self.model, "training through chains", "encoder_parameters", "decoder_parameters")
         theta = {id(parameter) for parameter in self.decoder_parameters()}
         encoder = _Encoder(self.model)

@@ -41,12 +41,9 @@ class Fold(ABC):
 
 
 class TreeFold(Fold):
-    """Averages over blocks of m, 2m, 4m, ... log-weights, up to `levels` doublings.
+    """Averages over blocks of m, 2m, 4m, ... log-weights, up to `levels` doublings; `combine` makes the estimate of them.
 
     A block is closed when its last log-weight has come; at each level at most one closed block waits for its sibling.
-
-    Args:
-        combine: The estimate from the average log-means A_0, ..., A_levels.
     """
 
     def __init__(self, m: int, levels: int, combine: Callable[[Tensor], Tensor]) -> None:

@@ -11,8 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from dohyo.models.latent import LatentVariableModel
-from dohyo.models.likelihoods import Observed, observed
-from dohyo.models.networks import check_sizes, flat, gaussian, layers, output_bias, standard_normal
+from dohyo.models.networks import Observed, check_sizes, flat, gaussian, layers, observed, output_bias, standard_normal
 
 
 class _OfData(LatentVariableModel):

@@ -50,10 +50,9 @@ class Layout(NamedTuple):
 
 
 def layouts(counts: Tensor, shape: Shape, batch: int) -> Tensor:
-    """The layouts of plans (steps, data), one in each row. Rows beyond a plan belong to the first datum, and to a spare cell.
+    """The layouts of plans (steps, data), one in each row; estimate i is of datum i modulo `batch`.
 
-    Args:
-        batch: The number of data; estimate i is of datum i modulo `batch`.
+    Rows beyond a plan belong to the first datum, and to a spare cell.
     """
     ends = counts.cumsum(1)
     place = torch.arange(shape.rows, device=counts.device).expand(len(counts), -1).contiguous()

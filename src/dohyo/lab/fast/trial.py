@@ -34,13 +34,8 @@ def check_batchable(
 ) -> None:
     """Raise an `Unbatchable` that says why, if these models cannot be mapped over or traced for a compiler.
 
-    They are tried on real data: each model must give the same log-weights as on its own, whatever its code does with noise.
-
-    Args:
-        encoder: What phi follows, which decides what a model needs.
-        compiler: The compiler for the trial; None if nothing will be compiled.
-        varying: Whether one program must serve every number of log-weights.
-        padded: Whether each datum has a number of its own; rows are then some multiple of `LINE`.
+    They are tried on real data: each model must give the same log-weights as on its own, whatever its code does with noise. The
+    last arguments are those of `Stacked`; if `padded`, the rows are some multiple of `LINE`.
     """
 
     def together(copies: list[nn.Module], generators: list[torch.Generator]) -> Weights:
