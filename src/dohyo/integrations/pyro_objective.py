@@ -127,26 +127,6 @@ class LogMarginal(ELBO):  # type: ignore[misc]
         raise NotImplementedError("LogMarginal makes its own traces")
 
 
-class _Ratio:
-    """What the gradient of each sample is multiplied by on its way from the model to the guide; known after the forward pass."""
-
-    values: Tensor
-
-
-class _Scaled(torch.autograd.Function):
-    """The identity, with a backward pass that multiplies by `ratio`."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, ratio: _Ratio, event_dim: int) -> Tensor:
-        ctx.ratio, ctx.event_dim = ratio, event_dim
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        values = ctx.ratio.values
-        return gradient * values.reshape(values.shape + (1,) * ctx.event_dim).to(gradient.dtype), None, None
-
-
 class _Detached(Messenger):  # type: ignore[misc]
     """No gradient passes through what is drawn."""
 
@@ -171,7 +151,8 @@ class _Pass:
         count: int,
         subsample: dict[str, Tensor] | None = None,
     ) -> None:
-        self.encoder, self.ratio, depth = objective.encoder, _Ratio(), int(objective.max_plate_nesting)
+        self.encoder, depth = objective.encoder, int(objective.max_plate_nesting)
+        self.ratio: list[Tensor] = []  # what gradients of z are multiplied by; known after the forward pass
         self.samples = count if objective.vectorize_particles else 1
         if objective.vectorize_particles:
             model, guide = (traced.in_particles(fn, count, depth) for fn in (model, guide))
@@ -196,15 +177,18 @@ class _Pass:
         return traced.log_density(trace, self.frames).reshape(self.samples, -1)
 
     def _scaled(self, site: Any) -> Tensor:
-        value: Tensor = site["value"]
-        return _Scaled.apply(value, self.ratio, site["fn"].event_dim) if value.requires_grad else value  # type: ignore[no-untyped-call]
+        """The value of a site, with a gradient that is multiplied by the ratio on its way from the model to the guide."""
+        value, ratio, event = site["value"].view_as(site["value"]), self.ratio, (1,) * site["fn"].event_dim
+        if value.requires_grad:
+            value.register_hook(lambda gradient: gradient * ratio[0].reshape(ratio[0].shape + event).to(gradient.dtype))
+        return value  # type: ignore[no-any-return]
 
     def scale_gradients(self, ratio: Tensor) -> None:
         """Says what the gradients of z are to be multiplied by, (samples, data)."""
         shape = [1] * max([-frame.dim for frame in self.frames], default=0)
         for frame in self.frames:
             shape[frame.dim] = frame.size
-        self.ratio.values = ratio.reshape(shape)
+        self.ratio.append(ratio.reshape(shape))
 
     def loss_of_guide(self, phi: Tensor) -> Tensor:
         """What log q adds to the loss, for the coefficients of phi's objective, (samples, data)."""

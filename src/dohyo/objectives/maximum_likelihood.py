@@ -80,7 +80,7 @@ class MaximumLikelihood:
         given = weighing.baselines(baseline, x, encoder)
         if through_chains(model):
             return self._through_chains(model, x, plan, given)
-        log_w, marks = weighing.draw_weights(model, x, encoder, plan)
+        log_w, marks = weighing.draw_weights(model, x, encoder, plan.rows)
         function = partial(self.coefficients, batch=len(x), dtype=log_w.dtype)
         found = through_tables(function, log_w.detach(), plan.counts, *given)
         nll, iwae_nll, _, theta, *ratio = found

@@ -88,20 +88,20 @@ def dot(coefficients: Tensor, log_w: Tensor) -> Tensor:
     return (coefficients.to(log_w.dtype) * log_w.masked_fill(coefficients == 0, 0.0)).sum()
 
 
-def draw_weights(model: Any, x: Tensor, encoder: str, plan: Plan, **options: bool) -> tuple[Tensor, list[Mark]]:
-    """The log-weights of x that the plan asks for, with a gradient, and the marks that the model made."""
+def draw_weights(model: Any, x: Tensor, encoder: str, rows: Tensor, **options: bool) -> tuple[Tensor, list[Mark]]:
+    """The log-weights of x[rows], with a gradient, and the marks that the model made."""
     source = bound(model, x, detach_posterior=encoder == "dreg", **options)
     marks: list[Mark] = []
     if encoder == "same":
-        log_w = source(plan.rows)
+        log_w = source(rows)
     else:
         with marking() as marks:
-            log_w = source(plan.rows)
-    one_for_each(plan.rows, log_w)
+            log_w = source(rows)
+    one_for_each(rows, log_w)
     if not log_w.requires_grad:
         raise DohyoError("log_weights has no gradient: it must be made of the model's parameters, without detach or no_grad")
     if encoder != "same":
-        check_marks(model, log_w, marks, len(plan.rows), x)
+        check_marks(model, log_w, marks, len(rows), x)
     return log_w, marks
 
 
@@ -117,7 +117,7 @@ def weigh(
 ) -> Weighed:
     """Log-weights for the data x, the estimates of log p(x) that they give, and the coefficients of their gradients."""
     plan = Plan.of(estimator.plan(len(x), generator, k_draw == "batch", k_draw == "stratified"), x.device)
-    log_w, marks = draw_weights(model, x, encoder, plan, **options)
+    log_w, marks = draw_weights(model, x, encoder, plan.rows, **options)
     function = partial(coefficients, estimator=estimator, encoder=encoder)
     found = through_tables(function, log_w.detach(), plan.counts, *baselines(baseline, x, encoder))
     return Weighed(log_w, marks, plan.rows, *found)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dohyo.contract import bound, check_marks, marking, offers, through_chains
+from dohyo.contract import bound, offers, through_chains
 from dohyo.lab.fast.chains import StackedChains
 from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.padded import Layout, Shape, layouts
 from dohyo.lab.fast.sampled import StackedSamplers
 from dohyo.lab.fast.stacked import Stacked, Unbatchable, Weights
 from dohyo.objectives import Reinforce, ReverseKL
-from dohyo.objectives.weighing import bind_options
+from dohyo.objectives.weighing import bind_options, draw_weights
 
 
 def stack(models: Sequence[nn.Module], *arguments: Any, **options: Any) -> Stacked:
@@ -131,12 +131,7 @@ def _check_alike(models: Sequence[nn.Module]) -> None:
 
 def _weights(model: Any, x: Tensor, rows: Tensor, encoder: str) -> Tensor:
     """A model's log-weights on its own, checked."""
-    options = bind_options(encoder)
     if through_chains(model):
-        model.bind_encoder(x, **options)(rows)
+        model.bind_encoder(x, **bind_options(encoder))(rows)
         return bound(model, x)(rows).detach()
-    with marking() as marks:
-        log_w = bound(model, x, **options)(rows)
-    if encoder != "same":
-        check_marks(model, log_w, marks, len(rows), x)
-    return log_w.detach()
+    return draw_weights(model, x, encoder, rows)[0].detach()
