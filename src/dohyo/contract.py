@@ -76,16 +76,14 @@ def bound(model: Model, x: Tensor, **options: bool) -> Source:
         except TypeError:
             _check_takes(bind, model, options)
             raise
-    elif options:
+    elif offers(model, "log_weights") and not options:
+        source = lambda rows: model.log_weights(x, rows)  # noqa: E731
+    else:
         require(model, "an estimate of log p(x)", "log_weights")
         what, instead = f"a gradient with {' and '.join(options)}", ""
         if list(options) == ["detach_posterior"]:
             what, instead = "encoder 'dreg'", ", or train with encoder 'iwae'"
         require(model, what, "bind", instead=instead)
-    else:
-        if not offers(model, "log_weights"):
-            require(model, "an estimate of log p(x)", "log_weights")
-        source = lambda rows: model.log_weights(x, rows)  # noqa: E731
     return lambda rows: source(rows.to(x.device))
 
 

@@ -1,6 +1,6 @@
 """One program for runs in which every datum has its own number of log-weights.
 
-A step reads its layout (`padded`), its data and its noise. The noise has its exact number, so that the numbers are those of the
+A step reads its layout, its data and its noise. The noise has its exact number, so that the numbers are those of the
 plain loop; what follows it belongs to rows that nobody reads.
 """
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from dohyo.lab.fast.captured import Layout, PaddedTables, Shape, layouts
 from dohyo.lab.fast.graphs import FilledGraphs
 from dohyo.lab.fast.noise import FromGenerator
-from dohyo.lab.fast.padded import Layout, PaddedTables, Shape, layouts
 from dohyo.lab.fast.programs import Program
 from dohyo.lab.fast.stacked import Stacked
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dohyo.lab.fast.captured import compiled
+from dohyo.lab.fast.captured import Layout, Shape, compiled
 from dohyo.lab.fast.datum import DatumProgram
-from dohyo.lab.fast.padded import Layout, Shape
 from dohyo.lab.fast.sampled import StackedSamplers
 from dohyo.lab.training.processes import one_thread
 from dohyo.objectives import ReverseKL

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from dohyo.contract import through_chains
 from dohyo.errors import DohyoError
-from dohyo.lab.fast.captured import CompiledFinish, EvenTables, network, traced
-from dohyo.lab.fast.finish import Finish
+from dohyo.lab.fast.captured import EvenTables, network, traced
+from dohyo.lab.fast.finish import CompiledFinish, Finish
 from dohyo.lab.fast.graphs import Graphs
 from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.stacked import LINE, Unbatchable

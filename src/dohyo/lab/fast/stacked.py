@@ -63,7 +63,7 @@ class Stacked:
     encoder: str  # what phi follows: it decides whether the proposal is marked, and whether the parameters of log q are constants
     compiler: Callable[[Any], Any] | None = None  # `torch.compile` with its options; None to leave the network uncompiled
     varying: bool = False  # whether the number of log-weights changes from step to step
-    padded: bool = False  # whether rows are those of a `padded.Layout`, and not equally many for each datum
+    padded: bool = False  # whether rows are those of a `captured.Layout`, and not equally many for each datum
     _pieces: dict[Any, list[Piece]] = field(default_factory=dict)
     _functions: ClassVar[type[Functions]] = Functions
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dohyo.contract import bound, offers, through_chains
+from dohyo.lab.fast.captured import Layout, Shape, layouts
 from dohyo.lab.fast.chains import StackedChains
 from dohyo.lab.fast.noise import FromGenerator
-from dohyo.lab.fast.padded import Layout, Shape, layouts
 from dohyo.lab.fast.sampled import StackedSamplers
 from dohyo.lab.fast.stacked import Stacked, Unbatchable, Weights
 from dohyo.objectives import Reinforce, ReverseKL
