@@ -200,11 +200,8 @@ def _backward(_: object, gradient: Tensor | None, factor: Tensor | None) -> tupl
     return gradient * factor.reshape(*factor.shape, *(1,) * (gradient.ndim - factor.ndim)), None
 
 
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.set_materialize_grads(False)  # no factor is not a factor of zero
-
-
-_proposed.register_autograd(_backward, setup_context=_setup)
+# No factor is not a factor of zero.
+_proposed.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.set_materialize_grads(False))
 
 
 @_proposed.register_vmap

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dohyo.annealing.chain import Ends, Source, check_density
-from dohyo.annealing.constants import Constants
+from dohyo.annealing.chain import Constants, Ends, Source, check_density
 from dohyo.annealing.tuning import Tuned, tune
 from dohyo.contract import Model, bound, require
 from dohyo.errors import DohyoError

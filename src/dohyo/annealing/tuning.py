@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dohyo.annealing.chain import Constants
 from dohyo.annealing.climbing import TERMS, climb
-from dohyo.annealing.constants import Constants
 from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated, most_rows

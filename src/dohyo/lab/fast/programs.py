@@ -172,10 +172,8 @@ class Program:
     def _data(self, index: Tensor) -> Tensor:
         """The data of all runs, one after another, each drawn from its own generator."""
         parts = []
-        for state, task, own in zip(self.states, self.tasks, index, strict=True):
-            if state.noise is None:
-                raise DohyoError("runs that are trained together have generators of their own")
-            with FromGenerator(state.noise):
+        for generator, task, own in zip(self.models.generators, self.tasks, index, strict=True):
+            with FromGenerator(generator):
                 parts.append(task.batch(own))
             if len(parts[-1]) != len(own):
                 raise DohyoError(
