@@ -12,17 +12,8 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from dohyo.lab.fast.noise import Asked
-from dohyo.lab.fast.stacked import LINE, Functions, Stacked, Tensors
+from dohyo.lab.fast.stacked import LINE, Stacked, Tensors
 from dohyo.objectives import ReverseKL
-
-
-class _Functions(Functions):
-    def joint(self, n: int) -> tuple[Tensor, Tensor]:
-        z, x = self.model.sample_joint(n)
-        return z, x
-
-    def log_q(self, x: Tensor, z: Tensor) -> Tensor:
-        return self.model.posterior(self.model.encode(x)).log_prob(z)  # type: ignore[no-any-return]
 
 
 @dataclass(eq=False)
@@ -31,8 +22,6 @@ class StackedSamplers(Stacked):
 
     objective: Any = None  # a `ReverseKL`, or a `Reinforce` with an estimator
     batch: int = 0  # samples of each model in a step
-
-    _functions = _Functions
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,6 +49,13 @@ class Functions(nn.Module):
             log_w = self.weights(x, rows, **options)
         return log_w, [mark.factor for mark in marks]
 
+    def joint(self, n: int) -> tuple[Tensor, Tensor]:
+        z, x = self.model.sample_joint(n)
+        return z, x
+
+    def log_q(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.model.posterior(self.model.encode(x)).log_prob(z)  # type: ignore[no-any-return]
+
 
 @dataclass(eq=False)
 class Stacked:

@@ -46,7 +46,7 @@ def check_batchable(
         log_w, others = stacked(every, rows, stacked.noise(every, rows))
         return log_w.view(len(copies), -1), others
 
-    _check(models, x.device, compiler, lambda model: _weights(model, x, rows, encoder), together)
+    _check(models, compiler, lambda model: _weights(model, x, rows, encoder), together)
 
 
 def check_samplers(models: Sequence[nn.Module], task: Any, objective: Any, batch: int, compiler: Any) -> None:
@@ -74,19 +74,14 @@ def check_samplers(models: Sequence[nn.Module], task: Any, objective: Any, batch
         log_w, *others = stacked(layout.rows, noise)
         return log_w[:, : sum(totals)], others
 
-    _check(models, device, compiler, alone, together)
+    _check(models, compiler, alone, together)
 
 
-def _check(
-    models: Sequence[nn.Module],
-    device: torch.device,
-    compiler: Any,
-    weights: Callable[[nn.Module], Tensor],
-    stacked: Callable[[list[nn.Module], list[torch.Generator]], Weights],
-) -> None:
+def _check(models: Sequence[nn.Module], compiler: Any, weights: Callable[[Any], Tensor], stacked: Callable[..., Weights]) -> None:
     """Raise an `Unbatchable` unless copies of the models, stacked, have the log-weights (models, ...) of each on its own."""
     name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
     before = [value.clone() for model in copies for value in model.buffers()]
+    device = next(models[0].parameters()).device
     generators = [torch.Generator(device).manual_seed(seed) for seed, _ in enumerate(models)]
     with _reported(name, compiler):
         alone = []
