@@ -21,8 +21,6 @@ from dohyo.objectives.weighing import coefficients
 class DrawnProgram(DatumProgram):
     """`Program` for reverse KL and policies."""
 
-    objective: Any
-
     def _prepare(self, generators: list[torch.Generator]) -> None:
         super()._prepare(generators)
         self.reverse_kl = isinstance(self.objective, ReverseKL)
