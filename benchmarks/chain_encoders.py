@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 import dohyo
-from dohyo.annealing.chain import Bridge
-from dohyo.annealing.constants import Constants
+from dohyo.annealing.chain import Bridge, Constants
 from dohyo.annealing.whitening import whiten
 from dohyo.lab.data import load
 from dohyo.lab.training.tasks import tune_chains

@@ -72,13 +72,13 @@ class LinearLayers(LatentVariableModel):
         first = normal(0.5 * code - 0.1, 0.9)
         if self.layers == 1:
             return first
-        return _Chain(first, lambda z: normal(0.3 * z + 0.2, 1.1), self.size, self.size)
+        return _Chain(first, lambda z: normal(0.3 * z + 0.2, 1.1), self.size)
 
     def prior(self) -> Distribution:
         top = normal(self.theta, 1.0)
         if self.layers == 1:
             return top
-        return _Chain(top, lambda z: normal(z @ self.M.T, 0.6), self.size, self.size, reverse=True)
+        return _Chain(top, lambda z: normal(z @ self.M.T, 0.6), self.size, reverse=True)
 
     def likelihood(self, z: Tensor) -> Distribution:
         return normal(z[..., : self.size] @ self.M.T, 0.7)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import dohyo
-from dohyo.lab.fast import datum, graphs
+from dohyo.lab.fast import graphs, programs
 from dohyo.lab.fast.captured import traced
 from dohyo.lab.fast.programs import choose
 from dohyo.lab.fast.stacked import LINE, Stacked, Unbatchable
@@ -49,7 +49,7 @@ class InPairs(VAE):
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace all that would be compiled, and compile nothing."""
-    monkeypatch.setattr(datum, "network", traced_with_gradients)
+    monkeypatch.setattr(programs, "network", traced_with_gradients)
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, example, options: graph)
 
 

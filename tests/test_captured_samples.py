@@ -11,7 +11,7 @@ import dohyo
 from dohyo.lab.experiments.qpbo import Best, Optimise, QPBOConfig
 from dohyo.lab.experiments.reverse_kl import ReverseKLConfig
 from dohyo.lab.fast import graphs
-from dohyo.lab.fast.padded import Layout, PaddedTables, Shape, layouts
+from dohyo.lab.fast.captured import Layout, PaddedTables, Shape, layouts
 from dohyo.lab.fast.stacked import Unbatchable
 from dohyo.lab.fast.together import Replica, choose_for, train_together
 from dohyo.lab.rewards import Quadratic, random_qpbo, reward

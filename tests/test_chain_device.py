@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dohyo
 from dohyo import Annealed
 from dohyo.annealing import climbing
-from dohyo.annealing.chain import Source
-from dohyo.annealing.constants import Constants
+from dohyo.annealing.chain import Constants, Source
 from dohyo.models import VAE, GaussianLVM, LatentVariableModel, TwoLayerVAE
 
 MODELS = [VAE(20, 8, 3), TwoLayerVAE(20, 8, 3), GaussianLVM(20, 8, 3)]

@@ -10,8 +10,7 @@ from torch.distributions.transforms import AffineTransform
 
 import dohyo
 from dohyo.models import MODELS, VAE, LatentVariableModel, TwoLayerVAE, build
-from dohyo.models.likelihoods import LEAST_SCALE, LIKELIHOODS
-from dohyo.models.networks import bernoulli, standard_normal
+from dohyo.models.networks import LEAST_SCALE, LIKELIHOODS, bernoulli, standard_normal
 
 from stats import errors_off
 

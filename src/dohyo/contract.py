@@ -32,17 +32,10 @@ from dohyo.errors import DohyoError
 Source = Callable[[Tensor], Tensor]
 
 GUIDE, LOOP_GUIDE = "docs/guides/model.md", "docs/guides/own-loop.md"
-_SIGNATURES = {
-    "log_weights": "log_weights(x, rows)",
-    "bind": "bind(x, detach_posterior=False, detach_x=False)",
-    "encode": "encode(x)",
-    "posterior": "posterior(code)",
-    "encoder_parameters": "encoder_parameters()",
-    "decoder_parameters": "decoder_parameters()",
-    "sample_joint": "sample_joint(n)",
-    "sample_mean": "sample_mean(n)",
-    "reconstruct": "reconstruct(x)",
-}
+_ARGUMENTS = {  # of methods that have any
+    "log_weights": "x, rows", "bind": "x, detach_posterior=False, detach_x=False", "encode": "x", "posterior": "code",
+    "sample_joint": "n", "sample_mean": "n", "reconstruct": "x",
+}  # fmt: skip
 
 
 class Model(Protocol):
@@ -61,23 +54,20 @@ def require(model: object, what: str, *methods: str, instead: str = "") -> None:
     """Raise a DohyoError that names the first method that `what` needs and the model lacks, and what else can be done."""
     for method in methods:
         if not offers(model, method):
+            lacking = f"{type(model).__name__} has no {method}({_ARGUMENTS.get(method, '')})"
             if isinstance(model, nn.parallel.DistributedDataParallel):
                 raise DohyoError(
-                    f"DistributedDataParallel has no {_SIGNATURES[method]}, and shares only what its forward computes: "
-                    f"wrap a module whose forward returns the loss, as {LOOP_GUIDE} shows, and evaluate the model inside"
+                    f"{lacking}, and shares only what its forward computes: wrap a module whose forward returns the loss, as "
+                    f"{LOOP_GUIDE} shows, and evaluate the model inside"
                 )
             raise DohyoError(
-                f"{type(model).__name__} has no {_SIGNATURES[method]}, which {what} needs; add it as {GUIDE} shows, or derive "
-                f"the model from dohyo.models.LatentVariableModel{instead}"
+                f"{lacking}, which {what} needs; add it as {GUIDE} shows, or derive the model from "
+                f"dohyo.models.LatentVariableModel{instead}"
             )
 
 
 def bound(model: Model, x: Tensor, **options: bool) -> Source:
-    """rows -> log-weights of x[rows], with x encoded only once if the model has `bind`.
-
-    Args:
-        options: `detach_posterior` and `detach_x` of the model's `bind`; only those that are true are passed.
-    """
+    """rows -> log-weights of x[rows], with x encoded only once if the model has `bind`, which gets the options that are true."""
     options = {name: wanted for name, wanted in options.items() if wanted}
     if offers(model, "bind"):
         bind: Any = model.bind  # type: ignore[attr-defined]
@@ -86,16 +76,14 @@ def bound(model: Model, x: Tensor, **options: bool) -> Source:
         except TypeError:
             _check_takes(bind, model, options)
             raise
-    elif options:
+    elif offers(model, "log_weights") and not options:
+        source = lambda rows: model.log_weights(x, rows)  # noqa: E731
+    else:
         require(model, "an estimate of log p(x)", "log_weights")
         what, instead = f"a gradient with {' and '.join(options)}", ""
         if list(options) == ["detach_posterior"]:
             what, instead = "encoder 'dreg'", ", or train with encoder 'iwae'"
         require(model, what, "bind", instead=instead)
-    else:
-        if not offers(model, "log_weights"):
-            require(model, "an estimate of log p(x)", "log_weights")
-        source = lambda rows: model.log_weights(x, rows)  # noqa: E731
     return lambda rows: source(rows.to(x.device))
 
 
@@ -148,17 +136,11 @@ def split(model: object) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
 @dataclass(frozen=True)
 class Mark:
-    """A tensor on its way from the proposal to the model.
+    """A tensor on its way from the proposal to the model."""
 
-    Attributes:
-        inside: As the proposal made it.
-        outside: The same numbers, as the model sees them.
-        factor: (rows,) The gradient that arrives here multiplies the gradient of each row in the backward pass.
-    """
-
-    inside: Tensor
-    outside: Tensor
-    factor: Tensor
+    inside: Tensor  # as the proposal made it
+    outside: Tensor  # the same numbers, as the model sees them
+    factor: Tensor  # (rows,) the gradient that arrives here multiplies the gradient of each row in the backward pass
 
 
 class _Open(threading.local):
@@ -218,11 +200,8 @@ def _backward(_: object, gradient: Tensor | None, factor: Tensor | None) -> tupl
     return gradient * factor.reshape(*factor.shape, *(1,) * (gradient.ndim - factor.ndim)), None
 
 
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.set_materialize_grads(False)  # no factor is not a factor of zero
-
-
-_proposed.register_autograd(_backward, setup_context=_setup)
+# No factor is not a factor of zero.
+_proposed.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.set_materialize_grads(False))
 
 
 @_proposed.register_vmap
@@ -256,13 +235,7 @@ class _Steered(torch.autograd.Function):
 
 
 def steered(loss: Tensor, shown: Tensor, ratio: Tensor, marks: list[Mark]) -> Tensor:
-    """A loss whose gradient is theta's own in theta and phi's own in phi.
-
-    Args:
-        loss: The sum of c_i log w_i.
-        shown: The value that the loss shows.
-        ratio: (rows,) c'_i / c_i.
-    """
+    """The loss sum c_i log w_i, with the value `shown`, and by the ratios c'_i / c_i with phi's own gradient in phi."""
     factors = [mark.factor for mark in marks if mark.factor.requires_grad]
     return _Steered.apply(loss, shown, ratio, *factors)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -81,8 +81,7 @@ def components(bounds: Callable[[Tensor], Tensor], blocks: Tensor, grads: Tensor
     """(components, data, blocks, ...): the bounds themselves, or their derivatives in each parameter."""
     flat = blocks.flatten(0, 1)
     along = [] if grads is None else [jvp(bounds, (flat,), (g.flatten(0, 1),))[1] for g in grads.unbind(-1)]
-    parts: Tensor = torch.stack(along or [bounds(flat)]).unflatten(1, blocks.shape[:2])
-    return parts
+    return torch.stack(along or [bounds(flat)]).unflatten(1, blocks.shape[:2])  # type: ignore[no-any-return]
 
 
 def depth_probabilities(estimator: Estimator, width: int) -> tuple[Tensor, Tensor, float]:

@@ -1,6 +1,5 @@
 """An honest test log-likelihood: the mean over data with an error bar, diagnostics and warnings."""
 
-import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -77,8 +76,7 @@ class Evaluation:
         Args:
             values: Add what there is for each datum: `log_px`, its `noise` (null with a single replicate) and `khat_values`.
         """
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del fields["per_datum"], fields["per_datum_stderr"]
+        fields = {name: value for name, value in vars(self).items() if not name.startswith("per_datum")}
         finite = self.khat[self.khat.isfinite()]
         fields["khat"] = {
             "examined": len(finite),

@@ -52,8 +52,7 @@ def estimate(
     if not torch.is_grad_enabled() and int(counts.sum()) > AT_ONCE:
         return _streamed(log_weights, counts, estimator, min(max_rows or AT_ONCE, AT_ONCE))
     wanted = rows(counts)
-    chunks = [one_for_each(chunk, log_weights(chunk)) for chunk in wanted.split(max_rows or max(1, len(wanted)))]
-    packed = torch.cat(chunks)
+    packed = torch.cat([one_for_each(part, log_weights(part)) for part in wanted.split(max_rows or max(1, len(wanted)))])
     check_log_weights(packed)
     return reduce_packed(estimator.reduce, packed, counts)
 
@@ -117,8 +116,7 @@ def log_marginal(
     max_rows: int | None = None,
 ) -> Tensor:
     """Estimates of log p(x) under a model, (batch,) float64, one for each datum x[i]; see `estimate`."""
-    source = bound(model, x)
-    return estimate(source, len(x), estimator, generator, shared=shared, max_rows=max_rows)
+    return estimate(bound(model, x), len(x), estimator, generator, shared=shared, max_rows=max_rows)
 
 
 def reduce(log_w: Tensor, counts: Tensor, estimator: Estimator) -> Tensor:

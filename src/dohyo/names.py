@@ -56,11 +56,7 @@ def check_choices(made: Any) -> None:
 
 
 def users_object(name: str, what: str) -> Any:
-    """The object that `package.module:name` refers to; the current folder is searched first.
-
-    Args:
-        what: class or function, for the error message.
-    """
+    """The object that `package.module:name` refers to, a class or function; the current folder is searched first."""
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
         placeholder = "Class" if what == "class" else what

@@ -6,7 +6,7 @@ arithmetic runs on padded rectangles of scalars. A single huge count would make 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -64,6 +64,11 @@ def in_order(rows: Tensor) -> slice | None:
     return slice(first, end) if np.array_equal(array, np.arange(first, end).repeat(n)) else None
 
 
+def take(code: Any, rows: Tensor) -> Any:
+    """The rows of a tensor, or of each tensor in a tuple."""
+    return tuple(take(part, rows) for part in code) if isinstance(code, tuple) else code[rows]
+
+
 def even(counts: Tensor) -> int | None:
     """The count of every datum if all counts are equal, else None."""
     least, most = map(int, counts.aminmax()) if len(counts) else (0, 1)
@@ -97,16 +102,9 @@ def reduce_packed(reduce: Callable[[Tensor, Tensor], Tensor], packed: Tensor, co
     n = even(counts)
     if n is not None:  # already a rectangle
         return reduce(packed.view(len(counts), n), torch.full_like(counts, n, device=packed.device))
-    starts = counts.cumsum(0) - counts
-    members = _buckets(counts)
-    reduced = []
-    for data in members:
-        own_counts = counts[data]
-        width = int(own_counts.max())
-        own_starts, own_counts = starts[data].to(packed.device), own_counts.to(packed.device)
-        reduced.append(reduce(_rectangle(packed, own_counts, own_starts, width), own_counts))
-    order = torch.cat(members).argsort().to(packed.device)
-    return torch.cat(reduced)[order]
+    buckets = _buckets(counts, packed.device)
+    reduced = [reduce(_rectangle(packed, own_counts, starts, width), own_counts) for _, own_counts, starts, width in buckets]
+    return torch.cat(reduced)[torch.cat([data for data, *_ in buckets]).argsort()]
 
 
 def through_tables(
@@ -121,22 +119,24 @@ def through_tables(
     if n is not None:
         found = function(packed.view(len(counts), n), torch.full_like(counts, n, device=packed.device), *of_each)
         return tuple(part.flatten() for part in found)
-    starts, members = (counts.cumsum(0) - counts).to(packed.device), [data.to(packed.device) for data in _buckets(counts)]
-    counts, parts, places, packs = counts.to(packed.device), [], [], []
-    for data in members:
-        columns = torch.arange(int(counts[data].max()), device=packed.device)
-        own = columns < counts[data][:, None]
-        found = function(_rectangle(packed, counts[data], starts[data], len(columns)), counts[data], *(x[data] for x in of_each))
+    buckets, parts, places, packs = _buckets(counts, packed.device), [], [], []
+    for data, own_counts, starts, width in buckets:
+        columns = torch.arange(width, device=packed.device)
+        own = columns < own_counts[:, None]
+        found = function(_rectangle(packed, own_counts, starts, width), own_counts, *(x[data] for x in of_each))
         packs = [part.ndim == 2 for part in found]
         parts.append([part[own] if part.ndim == 2 else part for part in found])
-        places.append((starts[data][:, None] + columns)[own])
-    row_order, order = torch.cat(places).argsort(), torch.cat(members).argsort()
+        places.append((starts[:, None] + columns)[own])
+    row_order, order = torch.cat(places).argsort(), torch.cat([data for data, *_ in buckets]).argsort()
     joined = [torch.cat(part) for part in zip(*parts, strict=True)]
     return tuple(part[row_order if pack else order] for part, pack in zip(joined, packs, strict=True))
 
 
-def _buckets(counts: Tensor) -> list[Tensor]:
-    """The data of each bucket. Small buckets are merged: a few more cells cost less than another round of calls."""
+def _buckets(counts: Tensor, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor, int]]:
+    """The data of each bucket, their counts, where they start in the packed vector, all on the device, and the largest count.
+
+    Small buckets are merged: a few more cells cost less than another round of calls.
+    """
     bucket = counts.double().log2().ceil().long()
     joined: list[tuple[int, Tensor]] = []
     for b in bucket.unique().tolist():
@@ -146,7 +146,8 @@ def _buckets(counts: Tensor) -> list[Tensor]:
             joined[-1] = (size, torch.cat([joined[-1][1], data]))
         else:
             joined.append((len(data), data))
-    return [data for _, data in joined]
+    starts = counts.cumsum(0) - counts
+    return [(data.to(device), counts[data].to(device), starts[data].to(device), int(counts[data].max())) for _, data in joined]
 
 
 def _rectangle(packed: Tensor, counts: Tensor, starts: Tensor, width: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from dohyo.annealing.annealed import Annealed, Chains
 from dohyo.annealing.bidirectional import Sandwich, sandwich
-from dohyo.annealing.constants import Constants
+from dohyo.annealing.chain import Constants
 from dohyo.annealing.tuning import Candidate, Tuned
 
 __all__ = ["Annealed", "Candidate", "Chains", "Constants", "Sandwich", "Tuned", "sandwich"]

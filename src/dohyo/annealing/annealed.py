@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dohyo.annealing.chain import Ends, Source, check_density
-from dohyo.annealing.constants import Constants
+from dohyo.annealing.chain import Constants, Ends, Source, check_density
 from dohyo.annealing.tuning import Tuned, tune
 from dohyo.contract import Model, bound, require
 from dohyo.errors import DohyoError
@@ -128,10 +127,7 @@ class Annealed(nn.Module):
 
     def bind_encoder(self, x: Tensor, **options: bool) -> Callable[[Tensor], Tensor]:
         """rows -> log-weights of the encoder's own samples for x[rows], with theta constant: what phi is trained by.
-
-        Args:
-            options: Those of the model's own `bind`.
-        """
+        The options are those of the model's own `bind`."""
         require(self.model, "training through chains", "encoder_parameters", "decoder_parameters")
         theta = {id(parameter) for parameter in self.decoder_parameters()}
         encoder = _Encoder(self.model)
@@ -179,20 +175,18 @@ class Annealed(nn.Module):
             mixing: Learn the matrix M too, where z has at most 256 dimensions.
             progress: Called after each iteration with the number done.
         """
-        tuned = tune(self, x, None if self._choose else self.steps, iterations, seed, max_rows, mixing, progress)
+        tuned = tune(self, x, None if self._choose else self.steps, seed, max_rows, iterations, mixing, progress)
         self.constants = tuned.constants
         return tuned
 
     def encoder_parameters(self) -> Iterator[nn.Parameter]:
         """phi."""
         require(self.model, "training through chains", "encoder_parameters", "decoder_parameters")
-        parameters: Iterator[nn.Parameter] = self.model.encoder_parameters()
-        return parameters
+        return self.model.encoder_parameters()  # type: ignore[no-any-return]
 
     def decoder_parameters(self) -> Iterator[nn.Parameter]:
         """theta: every parameter, where the model does not tell."""
-        parameters: Iterator[nn.Parameter] = getattr(self.model, "decoder_parameters", self.parameters)()
-        return parameters
+        return getattr(self.model, "decoder_parameters", self.parameters)()
 
     def to_dict(self) -> dict[str, Any]:
         """The constants as plain data for JSON."""

@@ -1,32 +1,131 @@
-r"""Chains from q(z; x) to p(x, z) whose weight has mean p(x), run in either direction; `Annealed` derives them."""
+r"""Chains from q(z; x) to p(x, z) whose weight has mean p(x), run in either direction; `Annealed` derives them.
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+What a chain is made of besides the model are its `Constants`. Any values leave E[w] = p(x).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from dohyo.annealing.constants import Constants
 from dohyo.annealing.whitening import Whitening, noise_size, whiten
-from dohyo.contract import one_for_each
+from dohyo.contract import offers, one_for_each
 from dohyo.errors import DohyoError
+from dohyo.packing import take
 
 FARTHEST = 1e6  # widths of q from its mean; a chain that is farther away has exploded
 
 
-class Ends(NamedTuple):
-    """Where chains ended, one row each.
+@dataclass(frozen=True)
+class Constants:
+    """The constants of chains of T leapfrogs for z of size d; where the size is 1 all dimensions share a value.
 
     Attributes:
-        z: The z at the end that is p's.
-        log_ratio: log w less log p(x, z).
-        alive: False where a chain met something that is not finite, or exploded; its weight is zero.
+        step: (T, d or 1), the step size of each leapfrog, in units of q's own spread.
+        bridge: (T,) in [0, 1]: how much of p(x, z), and how little of q, each leapfrog feels.
+        persistence: () in [0, 1]: the share of the momentum that is kept from one leapfrog to the next.
+        widening: (d or 1,): how many times as wide as q the law is from which chains start.
+        mixing: (d, d), the matrix M between momentum and movement, or None for the identity.
     """
 
-    z: Tensor
-    log_ratio: Tensor
-    alive: Tensor
+    step: Tensor
+    bridge: Tensor
+    persistence: Tensor
+    widening: Tensor
+    mixing: Tensor | None = None
+
+    @classmethod
+    def plain(cls, steps: int, scale: float = 1.0) -> Self:
+        """Those of a chain that was never tuned: what tuning finds for VAEs, roughly."""
+        bridge = torch.arange(1, steps + 1, dtype=torch.float64) / (steps + 4)
+        persistence, widening = torch.tensor(0.98, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        return cls(torch.full((steps, 1), 0.4 * scale, dtype=torch.float64), bridge, persistence, widening)
+
+    @property
+    def steps(self) -> int:
+        """T, the number of leapfrogs."""
+        return len(self.step)
+
+    @property
+    def size(self) -> int | None:
+        """d, or None where all dimensions share a value."""
+        sizes = self._sizes()
+        return sizes.pop() if sizes else None
+
+    def like(self, x: Tensor) -> Self:
+        """The same where x lives, in its precision."""
+        return self._map(lambda value: value.to(x))
+
+    def of_size(self, size: int) -> Self:
+        """The same with a value for each of `size` dimensions."""
+        return replace(self, step=self.step.repeat(1, size // self.step.shape[-1]), widening=self.widening.expand(size).clone())
+
+    def frozen(self) -> Self:
+        """The same, detached, on the CPU."""
+        return self._map(lambda value: value.detach().cpu())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists of numbers for JSON."""
+        return {name: None if value is None else value.tolist() for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """What `to_dict` gave, checked."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(plain, Mapping) or set(plain) | {"mixing"} != set(names):
+            came = sorted(map(str, plain)) if isinstance(plain, Mapping) else type(plain).__name__
+            raise DohyoError(f"the constants of a chain came as {came}; they must be a mapping of {', '.join(names)}")
+        given = {name: value for name, value in plain.items() if name != "mixing" or value is not None}
+        try:
+            found = {name: torch.tensor(value, dtype=torch.float64) for name, value in given.items()}
+        except (TypeError, ValueError) as error:
+            raise DohyoError(f"the constants of a chain hold something other than numbers: {error}") from error
+        if found["step"].numel() == 0:
+            found["step"] = found["step"].view(0, 1)
+        constants = cls(**found)
+        constants.check()
+        return constants
+
+    def check(self) -> None:
+        """A DohyoError that names the first constant with a shape or value it cannot have."""
+        limits: dict[str, tuple[int, float, float, str]] = {
+            "step": (2, 0.0, math.inf, "positive"),
+            "bridge": (1, -1e-30, 1.0, "in [0, 1]"),
+            "persistence": (0, -1e-30, 1.0, "in [0, 1]"),
+            "widening": (1, 0.0, math.inf, "positive"),
+            "mixing": (2, -math.inf, math.inf, "real"),
+        }
+        for name, (ndim, low, high, bounds) in limits.items():
+            value = getattr(self, name)
+            if value is not None and (value.ndim != ndim or not bool((value.isfinite() & (value > low) & (value <= high)).all())):
+                raise DohyoError(f"{name} of a chain must have {ndim} dimensions and be finite and {bounds}; it is {value}")
+        sizes, square = self._sizes(), self.mixing is None or self.mixing.shape[0] == self.mixing.shape[1]
+        if len(self.bridge) != self.steps or len(sizes) > 1 or 0 in sizes or not square:
+            mixing = None if self.mixing is None else tuple(self.mixing.shape)
+            raise DohyoError(
+                f"step is {tuple(self.step.shape)}, bridge {tuple(self.bridge.shape)}, widening {tuple(self.widening.shape)}, "
+                f"mixing {mixing}; they must be (T, d), (T,), (d,) and (d, d) or None, where d may be 1 in step and widening"
+            )
+
+    def _sizes(self) -> set[int]:
+        """Every d that some constant says, 1 aside; they should agree."""
+        mixed = set() if self.mixing is None else set(self.mixing.shape)
+        return ({self.step.shape[-1], len(self.widening)} - {1}) | mixed
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(self, **{name: change(value) for name, value in vars(self).items() if value is not None})
+
+
+class Ends(NamedTuple):
+    """Where chains ended, one row each."""
+
+    z: Tensor  # at the end that is p's
+    log_ratio: Tensor  # log w less log p(x, z)
+    alive: Tensor  # False where a chain met something that is not finite, or exploded; its weight is zero
 
 
 class State(NamedTuple):
@@ -38,25 +137,15 @@ class State(NamedTuple):
     log_ratio: Tensor
 
 
+@dataclass(frozen=True)
 class Bridge:
-    r"""The densities between q and p(x, z) at noise u, :math:`\pi_t(u) = r(u)^{1 - \beta_t} (p(x, T(u)) |J(u)|)^{\beta_t}`.
+    r"""The densities between q and p(x, z) at noise u, :math:`\pi_t(u) = r(u)^{1 - \beta_t} (p(x, T(u)) |J(u)|)^{\beta_t}`."""
 
-    Args:
-        log_joint: z -> log p(x, z), one row each.
-        learning: Keep the graph, so that weights can be differentiated by the constants.
-        functional: Take gradients by `torch.func`, which vmap and the compiler need; slower otherwise.
-    """
-
-    def __init__(
-        self,
-        log_joint: Callable[[Tensor], Tensor],
-        whitening: Whitening,
-        constants: Constants,
-        learning: bool = False,
-        functional: bool = False,
-    ) -> None:
-        self.log_joint, self.whitening, self.constants = log_joint, whitening, constants
-        self.learning, self.functional = learning, functional
+    log_joint: Callable[[Tensor], Tensor]  # z -> log p(x, z), one row each
+    whitening: Whitening
+    constants: Constants
+    learning: bool = False  # keep the graph, so that weights can be differentiated by the constants
+    functional: bool = False  # take gradients by `torch.func`, which vmap and the compiler need; slower otherwise
 
     def forwards(self) -> Ends:
         """Chains from z ~ q on, widened if so; E[w] = p(x)."""
@@ -146,7 +235,7 @@ class Source:
 
     def __call__(self, rows: Tensor) -> Bridge:
         with torch.no_grad():
-            q = self.model.posterior(_take(self.code, rows))
+            q = self.model.posterior(take(self.code, rows))
         self._check(q, len(rows))
         whitening, x = whiten(q, self.constants.widening), self.x[rows]
         log_joint = lambda z: one_for_each(rows, self.model.log_joint(x, z))  # noqa: E731
@@ -175,7 +264,7 @@ def check_density(model: object) -> None:
     """A DohyoError if a model does not offer what chains need."""
     needed = {"log_joint(x, z)": "the log-density that chains follow", "posterior(code)": "q(z; x), where they start"}
     for name, what in needed.items():
-        if not callable(getattr(model, name.partition("(")[0], None)):
+        if not offers(model, name.partition("(")[0]):
             own = type(model).__name__
             raise DohyoError(f"{own} has no {name}, {what}; write it, or derive from dohyo.models.LatentVariableModel")
 
@@ -185,7 +274,3 @@ def _first(code: Any) -> Tensor:
     while isinstance(code, tuple):
         code = code[0]
     return torch.as_tensor(code)
-
-
-def _take(code: Any, rows: Tensor) -> Any:
-    return tuple(_take(part, rows) for part in code) if isinstance(code, tuple) else code[rows]

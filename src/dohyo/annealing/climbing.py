@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dohyo.annealing.chain import Source
-from dohyo.annealing.constants import Constants
+from dohyo.annealing.chain import Constants, Source
 from dohyo.packing import rows
 
 TERMS, BATCH = 8, 8

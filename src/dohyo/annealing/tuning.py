@@ -1,16 +1,14 @@
 """Constants for chains, learnt on data with noise of its own, and how many leapfrogs they should have."""
 
-import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from dohyo.annealing.chain import Constants
 from dohyo.annealing.climbing import TERMS, climb
-from dohyo.annealing.constants import Constants
 from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated, most_rows
@@ -66,34 +64,19 @@ class Tuned:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, the constants included."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        found["constants"] = self.constants.to_dict()
-        found["candidates"] = [dataclasses.asdict(candidate) for candidate in self.candidates]
-        plain: dict[str, Any] = to_plain(found)
-        return plain
+        candidates = [vars(candidate) for candidate in self.candidates]
+        found = {**vars(self), "constants": self.constants.to_dict(), "candidates": candidates}
+        return to_plain(found)  # type: ignore[no-any-return]
 
 
-def tune(
-    annealed: "Annealed",
-    x: Tensor,
-    steps: int | None,
-    iterations: int,
-    seed: int,
-    max_rows: int | None,
-    mixing: bool,
-    progress: Callable[[int], None] | None,
-) -> Tuned:
-    """`Annealed.tune`."""
-    if x.ndim == 0 or len(x) == 0 or iterations < 0:
+def tune(annealed: "Annealed", x: Tensor, steps: int | None, seed: int, max_rows: int | None, *climbing: Any) -> Tuned:
+    """`Annealed.tune`; the last arguments are those of `climb`, the iterations first."""
+    if x.ndim == 0 or len(x) == 0 or climbing[0] < 0:
         raise DohyoError(
-            f"x is {tuple(x.shape)}, iterations {iterations}; tuning needs at least one datum, and 0 or more of these"
+            f"x is {tuple(x.shape)}, iterations {climbing[0]}; tuning needs at least one datum, and 0 or more of these"
         )
     with isolated(annealed, seed + SEED):
         data = x[torch.randperm(len(x)).to(x.device)]
-
-        def climbing(start: Constants) -> tuple[Constants, int]:
-            return climb(annealed.model, data, start, iterations, mixing, progress)
-
         pilot = _Pilot(annealed, data, seed + SEED, most_rows(x, max_rows), climbing)
         if steps is None:
             return pilot.choose()
@@ -101,25 +84,22 @@ def tune(
         return pilot.learn(pilot.scaled(steps) if known is None or known.size is None else known)
 
 
+@dataclass(frozen=True)
 class _Pilot:
     """Shuffled data, the first of which are the pilot's, and what is done with them."""
 
-    def __init__(
-        self,
-        annealed: "Annealed",
-        data: Tensor,
-        seed: int,
-        max_rows: int,
-        climbing: Callable[[Constants], tuple[Constants, int]],
-    ) -> None:
-        self.annealed, self.data, self.seed, self.max_rows, self.climbing = annealed, data, seed, max_rows, climbing
+    annealed: "Annealed"
+    data: Tensor
+    seed: int
+    max_rows: int
+    climbing: tuple[Any, ...]  # the last arguments of `climb`
 
     def learn(self, start: Constants) -> Tuned:
         """Constants learnt from `start` on, unless they are worse on the pilot."""
         before = self.bounds(start)
         if start.steps == 0:
             return Tuned(0, start, float(before.mean()), float(before.mean()), (), 0)
-        learnt, lost = self.climbing(start)
+        learnt, lost = climb(self.annealed.model, self.data, start, *self.climbing)
         after = self.bounds(learnt)
         gain = float((after - before).clamp(-100, 100).mean())  # no lost chain may decide alone
         constants, bounds = (learnt, after) if gain >= 0 else (start, before)

@@ -44,10 +44,8 @@ def whiten(q: Distribution, widening: Tensor) -> Whitening:
 
     A chain q(a) q(b | a) (attributes `first`, a distribution of a, and `second`, a function of a that returns that of b) and a
     flow (torch's `TransformedDistribution`, or a zuko flow) go through the noise that they are made of; every other q on the
-    real line by its mean and standard deviation.
-
-    Args:
-        widening: (size,) or (1,), factors of the noise: above one T(u) is spread more widely than q.
+    real line by its mean and standard deviation. `widening`, (size,) or (1,), are factors of the noise: above one T(u) is spread
+    more widely than q.
     """
     q = _bare(q)
     widening = widening.expand(noise_size(q))

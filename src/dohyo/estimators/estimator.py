@@ -84,8 +84,7 @@ class Estimator(ABC):
 
     def shared_plans(self, steps: int, generator: torch.Generator | None = None) -> list[int]:
         """The counts of `steps` calls of `plan(batch, generator, shared=True)`, drawn at once; for a generator on the CPU."""
-        counts: list[int] = self.terms(self.depth_law.quantile(uniform(steps, generator))).tolist()
-        return counts
+        return self.terms(self.depth_law.quantile(uniform(steps, generator))).tolist()
 
     def reduce(self, log_w: Tensor, counts: Tensor) -> Tensor:
         """The estimates, (batch,) float64, from log_w (batch, width); row i holds `counts[i]` log-weights, then padding.

@@ -22,6 +22,7 @@ class FixedEstimator(Estimator):
     """An estimator with a single depth; a final class defines `_value`, and when a row is -inf."""
 
     k: int = 1
+    finite_variance = True
     _least: ClassVar[float] = 1.0  # the smallest cost
 
     def __post_init__(self) -> None:
@@ -66,10 +67,6 @@ class FixedEstimator(Estimator):
     def expected_cost(self) -> float:
         return float(self.k)
 
-    @property
-    def finite_variance(self) -> bool | None:
-        return True
-
     @classmethod
     def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:
         check_cost(cost, max_terms, cls._least)
@@ -94,6 +91,8 @@ class ELBO(FixedEstimator):
         tensor([1.], dtype=torch.float64)
     """
 
+    target_terms = 1.0
+
     def _value(self, log_w: Tensor) -> Tensor:
         return log_w.mean(-1)
 
@@ -102,10 +101,6 @@ class ELBO(FixedEstimator):
 
     def fold(self, count: int) -> Fold | None:
         return TreeFold(1, 0, lambda means: means[0])
-
-    @property
-    def target_terms(self) -> float | None:
-        return 1.0
 
 
 @dataclass(frozen=True)
@@ -166,6 +161,7 @@ class JVI(FixedEstimator):
 
     k: int = 5
     order: int = 1
+    target_terms = None
     _least = 2.0
 
     def __post_init__(self) -> None:
@@ -187,7 +183,3 @@ class JVI(FixedEstimator):
 
     def _dead(self, empty: Tensor) -> Tensor:
         return empty >= self.k - self.order
-
-    @property
-    def target_terms(self) -> float | None:
-        return None

@@ -22,14 +22,10 @@ class Fold(ABC):
         self.anchor: float | None = None  # is subtracted, to keep float64's digits for differences
 
     def add(self, log_w: Tensor) -> None:
-        log_w = log_w.double()
-        if self.anchor is None:
-            top = float(log_w.max())
-            if top == -math.inf:  # as `bounds.settle`: the floor is far below whatever follows
-                return self._add(torch.full_like(log_w, FLOOR), log_w == -math.inf)
-            self.anchor = top
-        empty = log_w == -math.inf
-        return self._add(torch.where(empty, FLOOR, log_w - self.anchor), empty)
+        log_w, empty = log_w.double(), log_w == -math.inf
+        if self.anchor is None and not bool(empty.all()):
+            self.anchor = float(log_w.max())
+        self._add(torch.where(empty, FLOOR, log_w - (self.anchor or 0.0)), empty)  # as `bounds.settle`
 
     @abstractmethod
     def _add(self, log_w: Tensor, empty: Tensor) -> None:
@@ -45,12 +41,9 @@ class Fold(ABC):
 
 
 class TreeFold(Fold):
-    """Averages over blocks of m, 2m, 4m, ... log-weights, up to `levels` doublings.
+    """Averages over blocks of m, 2m, 4m, ... log-weights, up to `levels` doublings; `combine` makes the estimate of them.
 
     A block is closed when its last log-weight has come; at each level at most one closed block waits for its sibling.
-
-    Args:
-        combine: The estimate from the average log-means A_0, ..., A_levels.
     """
 
     def __init__(self, m: int, levels: int, combine: Callable[[Tensor], Tensor]) -> None:
@@ -68,7 +61,9 @@ class TreeFold(Fold):
         if head:
             self._extend(log_w[:head], empty[:head])
             if (self.count + head) % self.m == 0:
-                self._close()
+                self.dead |= self.open_empty
+                self._push(self.open)
+                self.open, self.open_empty = self.open[:0], True
         self.count += len(log_w)
         blocks = slice(head, head + whole)
         if whole:
@@ -80,11 +75,6 @@ class TreeFold(Fold):
     def _extend(self, log_w: Tensor, empty: Tensor) -> None:
         self.open = torch.cat([self.open.to(log_w.device), log_w]).logsumexp(-1, keepdim=True)
         self.open_empty &= bool(empty.all())
-
-    def _close(self) -> None:
-        self.dead |= self.open_empty
-        self._push(self.open)
-        self.open, self.open_empty = self.open[:0], True
 
     def _push(self, block: Tensor) -> None:
         """Enter the log-sums of closed blocks of m, and of the larger blocks that they close."""

@@ -33,6 +33,7 @@ class Multilevel(Estimator):
     r: float = 0.6
     max_level: int | None = None
     centre: tuple[float, ...] = ()
+    finite_variance = True
 
     def __post_init__(self) -> None:
         whole("m", self.m)
@@ -68,9 +69,8 @@ class Multilevel(Estimator):
         level = int(self.depth(torch.tensor(count)))
 
         def combine(means: Tensor) -> Tensor:
-            return self.combine(pad(means[None, :, None], (level, 0)))[
-                0, -1
-            ]  # the column of the last level, which is all it needs
+            table = pad(means[None, :, None], (level, 0))  # of which the column of the last level is all that is needed
+            return self.combine(table)[0, -1]
 
         return TreeFold(self.m, level, combine)
 
@@ -95,10 +95,6 @@ class Multilevel(Estimator):
     @property
     def target_terms(self) -> float | None:
         return math.inf if self.max_level is None else float(self.m * 2**self.max_level)
-
-    @property
-    def finite_variance(self) -> bool | None:
-        return True
 
     @classmethod
     def at_cost(cls, cost: float, max_terms: int | None = None) -> Self:

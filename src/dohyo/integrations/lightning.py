@@ -11,7 +11,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, whole
 from dohyo.estimators import Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.integrations import missing
@@ -74,9 +74,7 @@ class LogMarginalCallback(Callback):  # type: ignore[misc]
             raise DohyoError(
                 f"the estimator is a {type(estimator).__name__}; give one of dohyo's, as dohyo.MultilevelRR.at_cost(15)"
             )
-        if replicates < 1:
-            raise DohyoError(f"replicates is {replicates}; it must be at least 1")
-        self.estimator, self.replicates, self.seed = estimator, replicates, seed
+        self.estimator, self.replicates, self.seed = estimator, whole("replicates", replicates), seed
         self.khat_data, self.khat_samples = khat_data, khat_samples
         self.evaluation: Evaluation | None = None
         self._start()

@@ -118,35 +118,13 @@ class LogMarginal(ELBO):  # type: ignore[misc]
 
     def _coefficients(self, log_w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The estimates (data,), dY / dlog w and the coefficients of the guide's objective, (samples, data)."""
-        leaf = log_w.double().T.contiguous().requires_grad_()
-        with torch.enable_grad():
-            log_px = self.estimator.reduce(leaf, torch.full((leaf.shape[0],), leaf.shape[1], device=leaf.device))
-            (theta,) = torch.autograd.grad(log_px.sum(), leaf)
-        posterior = leaf.detach().softmax(-1).nan_to_num(0.0)  # a datum of zero weights asks for nothing
-        return log_px.detach(), theta.T, (posterior.square() if self.encoder == "dreg" else posterior).T
+        log_w = log_w.double().T.contiguous()
+        log_px, theta = self.estimator.slopes(log_w, torch.full((log_w.shape[0],), log_w.shape[1], device=log_w.device))
+        posterior = log_w.softmax(-1).nan_to_num(0.0)  # a datum of zero weights asks for nothing
+        return log_px, theta.T, (posterior.square() if self.encoder == "dreg" else posterior).T
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError("LogMarginal makes its own traces")
-
-
-class _Ratio:
-    """What the gradient of each sample is multiplied by on its way from the model to the guide; known after the forward pass."""
-
-    values: Tensor
-
-
-class _Scaled(torch.autograd.Function):
-    """The identity, with a backward pass that multiplies by `ratio`."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, ratio: _Ratio, event_dim: int) -> Tensor:
-        ctx.ratio, ctx.event_dim = ratio, event_dim
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        values = ctx.ratio.values
-        return gradient * values.reshape(values.shape + (1,) * ctx.event_dim).to(gradient.dtype), None, None
 
 
 class _Detached(Messenger):  # type: ignore[misc]
@@ -161,19 +139,7 @@ class _Pass:
 
     theta's coefficients c and phi's c' differ by a factor for each sample. All that phi does to log p passes through z, so under
     the loss -sum c log p the gradient of z is multiplied by c' / c, and one backward pass serves both.
-
-    Attributes:
-        log_p, log_q: (samples, data).
-        scale: N / B.
-        subsample: The data that each subsampling plate drew.
     """
-
-    samples: int
-    log_p: Tensor
-    log_q: Tensor
-    scale: float
-    subsample: dict[str, Tensor]
-    replay_guide: Callable[[Any], Any]
 
     def __init__(
         self,
@@ -185,11 +151,12 @@ class _Pass:
         count: int,
         subsample: dict[str, Tensor] | None = None,
     ) -> None:
-        self.encoder, self.ratio, depth = objective.encoder, _Ratio(), int(objective.max_plate_nesting)
+        self.encoder, depth = objective.encoder, int(objective.max_plate_nesting)
+        self.ratio: list[Tensor] = []  # what gradients of z are multiplied by; known after the forward pass
         self.samples = count if objective.vectorize_particles else 1
         if objective.vectorize_particles:
             model, guide = (traced.in_particles(fn, count, depth) for fn in (model, guide))
-        self.replay_guide = lambda trace: traced.replay(guide, trace, args, kwargs, -2 - depth)
+        self.replay_guide: Callable[[Any], Any] = lambda trace: traced.replay(guide, trace, args, kwargs, -2 - depth)
         with Pointed(subsample or {}):
             with _Detached() if self.encoder == "wake" else nullcontext():
                 self.guide = poutine.trace(guide).get_trace(*args, **kwargs)
@@ -201,6 +168,7 @@ class _Pass:
         traced.check(traces, plate)
         frames = traced.frames_of(traces)
         self.frames = [frames[name] for name in (traced.PARTICLES, plate) if name in frames]
+        # N / B, the densities (samples, data), and the data that each subsampling plate drew.
         self.scale = (frames[plate].full_size or frames[plate].size) / frames[plate].size if plate else 1.0
         self.log_p, self.log_q = self._density(trace), self._density(self.guide)
         self.subsample = traced.subsamples(self.guide)
@@ -209,15 +177,18 @@ class _Pass:
         return traced.log_density(trace, self.frames).reshape(self.samples, -1)
 
     def _scaled(self, site: Any) -> Tensor:
-        value: Tensor = site["value"]
-        return _Scaled.apply(value, self.ratio, site["fn"].event_dim) if value.requires_grad else value  # type: ignore[no-untyped-call]
+        """The value of a site, with a gradient that is multiplied by the ratio on its way from the model to the guide."""
+        value, ratio, event = site["value"].view_as(site["value"]), self.ratio, (1,) * site["fn"].event_dim
+        if value.requires_grad:
+            value.register_hook(lambda gradient: gradient * ratio[0].reshape(ratio[0].shape + event).to(gradient.dtype))
+        return value  # type: ignore[no-any-return]
 
     def scale_gradients(self, ratio: Tensor) -> None:
         """Says what the gradients of z are to be multiplied by, (samples, data)."""
         shape = [1] * max([-frame.dim for frame in self.frames], default=0)
         for frame in self.frames:
             shape[frame.dim] = frame.size
-        self.ratio.values = ratio.reshape(shape)
+        self.ratio.append(ratio.reshape(shape))
 
     def loss_of_guide(self, phi: Tensor) -> Tensor:
         """What log q adds to the loss, for the coefficients of phi's objective, (samples, data)."""

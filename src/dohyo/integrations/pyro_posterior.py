@@ -28,8 +28,7 @@ class Latent(NamedTuple):
 
     def row(self, value: Tensor) -> Tensor:
         """(rows, size) on the real line."""
-        real: Tensor = self.transform.inv(value)
-        return self.flat(real)
+        return self.flat(self.transform.inv(value))
 
     def value(self, row: Tensor) -> Tensor:
         """What the site draws."""
@@ -38,8 +37,7 @@ class Latent(NamedTuple):
     def log_jacobian(self, row: Tensor) -> Tensor:
         """(rows,) of `value`."""
         real = self._unflat(row)
-        every: Tensor = self.transform.log_abs_det_jacobian(real, self.transform(real))
-        return self.flat(every).sum(-1)
+        return self.flat(self.transform.log_abs_det_jacobian(real, self.transform(real))).sum(-1)
 
     def flat(self, value: Tensor) -> Tensor:
         """(rows, size)."""

@@ -213,11 +213,7 @@ def frames_of(traces: Traces) -> dict[str, Any]:
 
 
 def common_plate(traces: Traces, wanted: str | None) -> str | None:
-    """The plate that every site lies in: that of the data; None if there is none.
-
-    Args:
-        wanted: Its name, where there may be several.
-    """
+    """The plate that every site lies in, the data's: the one `wanted`, where there may be several; None if there is none."""
     every = [{frame.name for frame in site["cond_indep_stack"] if frame.vectorized} for t in traces for site in sites(t)]
     shared = sorted(set.intersection(*every) - {PARTICLES}) if every else []
     if wanted is not None:

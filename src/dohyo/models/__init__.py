@@ -7,18 +7,6 @@ from dohyo.models.registry import MODELS, build
 from dohyo.models.vae import VAE, GaussianLVM, TwoLayerVAE
 
 __all__ = [
-    "MODELS",
-    "POLICIES",
-    "VAE",
-    "Autoencoder",
-    "ExactPolicy",
-    "GRUPolicy",
-    "GaussianLVM",
-    "IndependentPolicy",
-    "LatentPolicy",
-    "LatentVariableModel",
-    "NADEPolicy",
-    "Policy",
-    "TwoLayerVAE",
-    "build",
-]
+    "MODELS", "POLICIES", "VAE", "Autoencoder", "ExactPolicy", "GRUPolicy", "GaussianLVM", "IndependentPolicy", "LatentPolicy",
+    "LatentVariableModel", "NADEPolicy", "Policy", "TwoLayerVAE", "build",
+]  # fmt: skip

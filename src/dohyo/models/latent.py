@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from dohyo.contract import proposed
-from dohyo.packing import in_order
+from dohyo.packing import in_order, take
 
 
 class LatentVariableModel(nn.Module, ABC):
@@ -75,7 +75,7 @@ class LatentVariableModel(nn.Module, ABC):
         code = self.encode(x.detach() if detach_x else x)
 
         def log_weights(rows: Tensor) -> Tensor:
-            own = _take(code, rows)
+            own = take(code, rows)
             proposal = self.posterior(own)
             z = proposal.rsample()
             if detach_posterior:
@@ -125,10 +125,6 @@ class LatentVariableModel(nn.Module, ABC):
 
 def _rsample(distribution: Distribution, shape: tuple[int, ...]) -> Tensor:
     return distribution.rsample(shape) if distribution.has_rsample else distribution.sample(shape)
-
-
-def _take(code: Any, rows: Tensor) -> Any:
-    return tuple(_take(part, rows) for part in code) if isinstance(code, tuple) else code[rows]
 
 
 def _detach(code: Any) -> Any:

@@ -1,17 +1,21 @@
-"""Parts that the models share: tanh networks and diagonal Gaussians on top of them."""
+"""Parts that the models share: tanh networks, distributions on top of them, and p(x | z) of pixels and of real numbers."""
 
 import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Independent, Normal
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from dohyo.errors import DohyoError
+from dohyo.names import named
 
 # Latent scales stay within e^-9 .. e^9. Below that, float32 does not resolve z - mean to three digits, and log q is noise;
 # above it, one bad step of the encoder would overflow. No trained model comes near either end.
 LOG_SCALE_LIMIT = 9.0
+LEAST_SCALE = 1e-3  # of the Gaussian likelihood, as a share of each dimension's own standard deviation
 
 
 def layers(size_in: int, hidden: int, size_out: int) -> nn.Sequential:
@@ -73,3 +77,106 @@ def check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise DohyoError(f"{name} is {size}; it must be at least 1")
+
+
+class Observed(nn.Module, ABC):
+    """The likelihood of flat data of a given size, from a decoder's output."""
+
+    each: ClassVar[int]  # outputs of the decoder for each number of a datum
+
+    def __init__(self, data: int) -> None:
+        super().__init__()
+        self.data, self.outputs = data, self.each * data
+
+    @abstractmethod
+    def forward(self, output: Tensor) -> Distribution:
+        """p(x | z), one density for each row."""
+
+    @abstractmethod
+    def start_from(self, train: Tensor, bias: Tensor) -> None:
+        """Set the decoder's output bias so that a decoder that ignores z fits each dimension of `train` separately."""
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """x as the encoder sees it."""
+        return x
+
+    def _check(self, train: Tensor) -> None:
+        if train.ndim != 2 or train.shape[1] != self.data or len(train) == 0 or train.is_complex():
+            raise DohyoError(
+                f"the training data is {train.dtype} {tuple(train.shape)}, this model needs (n, {self.data}); flatten each "
+                "datum, or build the model with data= its size"
+            )
+        if not bool(train.isfinite().all()):
+            raise DohyoError("the training data holds NaN or infinite values; remove or fill them")
+
+
+class BernoulliPixels(Observed):
+    r"""p(x_i | z) = Bernoulli(sigmoid(output_i)); the bias starts at the logit of the mean, clamped to [0.001, 0.999]."""
+
+    each = 1
+
+    def forward(self, output: Tensor) -> Distribution:
+        return bernoulli(output)
+
+    @torch.no_grad()
+    def start_from(self, train: Tensor, bias: Tensor) -> None:
+        self._check(train)
+        low, high = float(train.min()), float(train.max())
+        if low < 0 or high > 1:
+            raise DohyoError(
+                f"the training data ranges over [{low:g}, {high:g}], Bernoulli pixels need [0, 1]; rescale it, or use "
+                "likelihood='gaussian'"
+            )
+        bias.copy_(train.mean(0, dtype=torch.float64).clamp(1e-3, 1 - 1e-3).logit())
+
+
+class GaussianValues(Observed):
+    r"""p(x_i | z) = N(m_i + s_i mean_i, (s_i scale_i)^2), where m and s standardise each dimension.
+
+    m and s are buffers, 0 and 1 until `start_from` sets them to the data's mean and standard deviation. The encoder sees
+    (x - m) / s. So training does not depend on the data's units, the model starts at the data's own mean and standard
+    deviation if the output bias is zero, and densities are in the data's units. A dimension that never varies keeps s = 1 and the
+    mean m whatever the decoder outputs; otherwise its tiny scale would turn every step of the decoder into a huge loss.
+
+    The scale is bounded below by `LEAST_SCALE`, smoothly: log scale = f + softplus(output - f), f = log LEAST_SCALE. So a
+    dimension that is constant, or a function of z, has a density of at most 400 / s_i, and never an infinite one.
+    """
+
+    each = 2
+    location: Tensor
+    spread: Tensor
+    gain: Tensor
+
+    def __init__(self, data: int) -> None:
+        super().__init__(data)
+        self.register_buffer("location", torch.zeros(data))
+        self.register_buffer("spread", torch.ones(data))
+        self.register_buffer("gain", torch.ones(data))
+
+    def inputs(self, x: Tensor) -> Tensor:
+        return (x - self.location) / self.spread
+
+    def forward(self, output: Tensor) -> Distribution:
+        mean, log_scale = output.chunk(2, -1)
+        floor = math.log(LEAST_SCALE)
+        scale = (floor + softplus(log_scale - floor)).exp()
+        return independent(Normal(self.location + self.gain * mean, self.spread * scale, validate_args=False))
+
+    @torch.no_grad()
+    def start_from(self, train: Tensor, bias: Tensor) -> None:
+        self._check(train)
+        spread, location = torch.std_mean(train.double(), 0, correction=0)
+        rounding = 4 * torch.finfo(train.dtype if train.is_floating_point() else torch.float32).eps
+        constant = spread <= rounding * location.abs()
+        self.location.copy_(location)
+        self.spread.copy_(torch.where(constant, 1.0, spread))
+        self.gain.copy_(torch.where(constant, 0.0, spread))
+        bias.zero_()
+
+
+LIKELIHOODS: dict[str, type[Observed]] = {"bernoulli": BernoulliPixels, "gaussian": GaussianValues}
+
+
+def observed(likelihood: str, data: int) -> Observed:
+    """The likelihood with this name."""
+    return named(LIKELIHOODS, likelihood, "likelihood")(data)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from dohyo.contract import offers
 from dohyo.errors import DohyoError
 from dohyo.models.latent import LatentVariableModel
 from dohyo.models.vae import VAE, TwoLayerVAE
@@ -41,7 +42,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
     except TypeError as error:
         raise DohyoError(f"{name} cannot be built: {error}; give the argument a default in {name.split(':')[-1]}") from error
     model = maker(**arguments)
-    if not (isinstance(model, nn.Module) and any(callable(getattr(model, own, None)) for own in ("log_weights", "bind"))):
+    if not (isinstance(model, nn.Module) and (offers(model, "log_weights") or offers(model, "bind"))):
         raise DohyoError(f"{name} returned {_article(model)}; it must be a torch.nn.Module with log_weights(x, rows)")
     return model
 
@@ -68,7 +69,7 @@ def _maker(name: str) -> Callable[..., nn.Module]:
 def _check_class(name: str, cls: type) -> None:
     if not issubclass(cls, nn.Module):
         raise DohyoError(f"{name} is {_article(cls)}; it must be a class that derives from torch.nn.Module, or a function")
-    if not any(callable(getattr(cls, own, None)) for own in ("log_weights", "bind")):
+    if not (offers(cls, "log_weights") or offers(cls, "bind")):
         raise DohyoError(f"{name} has no method log_weights(x, rows); write one, or derive from dohyo.models.LatentVariableModel")
     if inspect.isabstract(cls):
         raise DohyoError(f"{name} lacks {', '.join(sorted(getattr(cls, '__abstractmethods__', ())))}; write these methods")

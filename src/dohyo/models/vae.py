@@ -11,11 +11,28 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from dohyo.models.latent import LatentVariableModel
-from dohyo.models.likelihoods import observed
-from dohyo.models.networks import check_sizes, flat, gaussian, layers, output_bias, standard_normal
+from dohyo.models.networks import Observed, check_sizes, flat, gaussian, layers, observed, output_bias, standard_normal
 
 
-class VAE(LatentVariableModel):
+class _OfData(LatentVariableModel):
+    """A model of data of any shape, of which it sees one vector each."""
+
+    observed: Observed
+    decoder: Any
+
+    def start_from(self, train: Tensor) -> None:
+        """Start the decoder at the data's own mean (Bernoulli), or mean and standard deviation (Gaussian).
+
+        Args:
+            train: (n, data), or (n, ...) with as many numbers for each datum.
+        """
+        self.observed.start_from(flat(train), output_bias(self.decoder))
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return super().log_joint(flat(x), z)
+
+
+class VAE(_OfData):
     r"""Gaussian latents, Bernoulli pixels or Gaussian values, two tanh layers on each side.
 
     .. math:: p(z) = N(0, I), \quad p(x_i \mid z) = \mathrm{Bernoulli}(f_\theta(z)_i), \quad
@@ -48,14 +65,6 @@ class VAE(LatentVariableModel):
         self.decoder = layers(latent, hidden, self.observed.outputs)
         self.latent = latent
 
-    def start_from(self, train: Tensor) -> None:
-        """Start the decoder at the data's own mean (Bernoulli), or mean and standard deviation (Gaussian).
-
-        Args:
-            train: (n, data), or (n, ...) with as many numbers for each datum.
-        """
-        self.observed.start_from(flat(train), output_bias(self.decoder))
-
     def encode(self, x: Tensor) -> Tensor:
         return torch.as_tensor(self.encoder(self.observed.inputs(flat(x))))
 
@@ -68,11 +77,8 @@ class VAE(LatentVariableModel):
     def likelihood(self, z: Tensor) -> Distribution:
         return self.observed.forward(self.decoder(z))
 
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        return super().log_joint(flat(x), z)
 
-
-class TwoLayerVAE(LatentVariableModel):
+class TwoLayerVAE(_OfData):
     r"""Two Gaussian layers z = (z_1, z_2), with two tanh layers in each of the four networks.
 
     .. math:: p(x, z) = p(z_2)\, p_\theta(z_1 \mid z_2)\, p_\theta(x \mid z_1), \qquad
@@ -121,14 +127,6 @@ class TwoLayerVAE(LatentVariableModel):
         )
         self.latent, self.latent1 = latent, latent1
 
-    def start_from(self, train: Tensor) -> None:
-        """Start the decoder at the data's own mean (Bernoulli), or mean and standard deviation (Gaussian).
-
-        Args:
-            train: (n, data), or (n, ...) with as many numbers for each datum.
-        """
-        self.observed.start_from(flat(train), output_bias(self.decoder["x"]))
-
     def encode(self, x: Tensor) -> Tensor:
         return torch.as_tensor(self.encoder["z1"](self.observed.inputs(flat(x))))
 
@@ -142,35 +140,26 @@ class TwoLayerVAE(LatentVariableModel):
 
     def prior(self) -> Distribution:
         top = standard_normal(self.latent, self.decoder)
-        return _Chain(top, lambda z2: gaussian(self.decoder["z1"](z2)), self.latent, self.latent1, reverse=True)
+        return _Chain(top, lambda z2: gaussian(self.decoder["z1"](z2)), self.latent1, reverse=True)
 
     def likelihood(self, z: Tensor) -> Distribution:
         return self.observed.forward(self.decoder["x"](z[..., : self.latent1]))
 
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        return super().log_joint(flat(x), z)
-
     def _upwards(self, code: Tensor, network: Callable[[Tensor], Any]) -> Distribution:
-        return _Chain(gaussian(code), lambda z1: gaussian(network(z1)), self.latent1, self.latent)
+        return _Chain(gaussian(code), lambda z1: gaussian(network(z1)), self.latent)
 
 
 class _Chain(Distribution):
-    """p(a) p(b | a) as a distribution of the vector (a, b), or of (b, a) with `reverse`."""
+    """p(a) p(b | a) as a distribution of the vector (a, b), or of (b, a) with `reverse`; b has `size` numbers."""
 
     arg_constraints: ClassVar = {}
     has_rsample = True
 
-    def __init__(
-        self,
-        first: Distribution,
-        second: Callable[[Tensor], Distribution],
-        size: int,
-        size_second: int,
-        reverse: bool = False,
-    ) -> None:
+    def __init__(self, first: Distribution, second: Callable[[Tensor], Distribution], size: int, reverse: bool = False) -> None:
         self.first, self.second, self.reverse = first, second, reverse
-        self.sizes = [size_second, size] if reverse else [size, size_second]
-        super().__init__(first.batch_shape, torch.Size([size + size_second]), validate_args=False)
+        sizes = [first.event_shape.numel(), size]
+        self.sizes = sizes[::-1] if reverse else sizes
+        super().__init__(first.batch_shape, torch.Size([sum(sizes)]), validate_args=False)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         a = self.first.rsample(torch.Size(sample_shape))

@@ -6,14 +6,5 @@ from dohyo.objectives.reverse_kl import PATHS, Paths, ReverseKL
 from dohyo.objectives.weighing import ENCODERS, Encoder, KDraw, Outcome, SamplingEncoder
 
 __all__ = [
-    "ENCODERS",
-    "PATHS",
-    "Encoder",
-    "KDraw",
-    "MaximumLikelihood",
-    "Outcome",
-    "Paths",
-    "Reinforce",
-    "ReverseKL",
-    "SamplingEncoder",
-]
+    "ENCODERS", "PATHS", "Encoder", "KDraw", "MaximumLikelihood", "Outcome", "Paths", "Reinforce", "ReverseKL", "SamplingEncoder",
+]  # fmt: skip

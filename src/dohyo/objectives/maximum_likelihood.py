@@ -11,18 +11,8 @@ from dohyo.contract import bound, steered, through_chains
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.names import check_choice
-from dohyo.objectives.weighing import (
-    Encoder,
-    KDraw,
-    Outcome,
-    baselines,
-    bind_options,
-    check_encoder,
-    coefficients,
-    dot,
-    draw_weights,
-    safe_ratio,
-)  # fmt: skip
+from dohyo.objectives import weighing
+from dohyo.objectives.weighing import Encoder, KDraw, Outcome, dot
 from dohyo.packing import Plan, through_tables
 
 
@@ -68,7 +58,7 @@ class MaximumLikelihood:
         object.__setattr__(self, "running_baseline", self.baseline == "running")
         if self.encoder is None:
             object.__setattr__(self, "encoder", "dreg" if self.estimator.depth_law.cap > 0 else "same")
-        check_encoder(self.estimator, str(self.encoder), Encoder)
+        weighing.check_encoder(self.estimator, str(self.encoder), Encoder)
         check_choice(self.k_draw, KDraw, "k_draw")
         check_choice(self.baseline, Literal["zero", "running"], "baseline")
         if self.baseline == "running" and self.encoder != "variance":
@@ -87,10 +77,10 @@ class MaximumLikelihood:
         """
         encoder = str(self.encoder)
         plan = Plan.of(self.estimator.plan(len(x), generator, self.shared, self.k_draw == "stratified"), x.device)
-        given = baselines(baseline, x, encoder)
+        given = weighing.baselines(baseline, x, encoder)
         if through_chains(model):
             return self._through_chains(model, x, plan, given)
-        log_w, marks = draw_weights(model, x, encoder, plan)
+        log_w, marks = weighing.draw_weights(model, x, encoder, plan.rows)
         function = partial(self.coefficients, batch=len(x), dtype=log_w.dtype)
         found = through_tables(function, log_w.detach(), plan.counts, *given)
         nll, iwae_nll, _, theta, *ratio = found
@@ -103,7 +93,7 @@ class MaximumLikelihood:
 
     def _through_chains(self, model: Any, x: Tensor, plan: Plan, baseline: list[Tensor]) -> Outcome:
         """Theta follows the chains' weights, phi as many fresh samples of the encoder."""
-        fresh = model.bind_encoder(x, **bind_options(str(self.encoder)))(plan.rows)
+        fresh = model.bind_encoder(x, **weighing.bind_options(str(self.encoder)))(plan.rows)
         log_w = bound(model, x)(plan.rows)
         of_theta = partial(self.chain_coefficients, batch=len(x), dtype=log_w.dtype)
         of_phi = partial(self.encoder_coefficients, batch=len(x), dtype=log_w.dtype)
@@ -124,15 +114,15 @@ class MaximumLikelihood:
         is 1 for IWAE and in the thousands for a deep SUMO.
         """
         encoder = str(self.encoder)
-        value, phi, log_px, iwae = coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=encoder)
+        value, phi, log_px, iwae = weighing.coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=encoder)
         value, clipped = _clipped(value, self.clip_datum)
         if encoder == "same":
             return -log_px, -iwae, clipped, (-value / batch).to(dtype)
-        return -log_px, -iwae, clipped, *(part.to(dtype) for part in safe_ratio(-value / batch, phi / batch))
+        return -log_px, -iwae, clipped, *(part.to(dtype) for part in weighing.safe_ratio(-value / batch, phi / batch))
 
     def chain_coefficients(self, log_w: Tensor, counts: Tensor, *, batch: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """From a table of chains' log-weights: the `RECORDED_OF_CHAINS` numbers of each datum, and theta's coefficients."""
-        value, _, log_px, iwae = coefficients(log_w, counts, estimator=self.estimator, encoder="same")
+        value, _, log_px, iwae = weighing.coefficients(log_w, counts, estimator=self.estimator, encoder="same")
         value, clipped = _clipped(value, self.clip_datum)
         own = torch.arange(log_w.shape[1], device=log_w.device) < counts[:, None]
         lost = (own & (log_w == -torch.inf)).double().sum(-1)
@@ -143,7 +133,7 @@ class MaximumLikelihood:
     ) -> tuple[Tensor]:
         """From a table of the encoder's own log-weights: phi's coefficients."""
         encoder = str(self.encoder)
-        value, phi, _, _ = coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=encoder)
+        value, phi, _, _ = weighing.coefficients(log_w, counts, baseline, estimator=self.estimator, encoder=encoder)
         return (((-value if encoder == "same" else phi) / batch).to(dtype),)
 
     def skip(self, generator: torch.Generator) -> None:

@@ -16,22 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dohyo.contract import Mark
 from dohyo.errors import DohyoError
 from dohyo.estimators import Estimator
 from dohyo.names import check_choice
-from dohyo.objectives.weighing import (
-    KDraw,
-    Outcome,
-    SamplingEncoder,
-    Weighed,
-    check_encoder,
-    dot,
-    require_sampler,
-    safe_ratio,
-    sleep_loss,
-    weigh,
-)  # fmt: skip
+from dohyo.objectives.weighing import KDraw, Outcome, SamplingEncoder, check_encoder, dot, require_sampler, sleep_loss, weigh
 
 Paths = Literal["all", "x", "decoder"]
 PATHS: dict[str, str] = {
@@ -114,7 +102,7 @@ class ReverseKL:
         if self.paths == "all":
             loss = loss + weighed.loss(weighed.value, None if encoder == "same" else weighed.phi) / len(x)
         elif marks:
-            loss = loss + _proposals_loss(weighed, marks, through_marks) / len(x)
+            loss = loss + weighed.proposals_loss(through_marks) / len(x)
         if encoder == "sleep":
             loss = loss + sleep_loss(model, z, x)
         loss = loss + (estimate.mean() - loss).detach()  # the loss shows the mean estimate
@@ -133,13 +121,3 @@ def _samples(model: Any, n: int) -> tuple[Tensor, Tensor]:
     if not x.requires_grad:
         raise DohyoError(f"{type(model).__name__}'s samples have no gradient: p(x | z) must have rsample, as a Gaussian has")
     return z, x
-
-
-def _proposals_loss(weighed: Weighed, marks: list[Mark], gradients: list[Tensor]) -> Tensor:
-    """phi's loss if theta's does not pass through the log-weights: the gradients at the marks, each row times its ratio."""
-    _, ratio = safe_ratio(weighed.value, weighed.phi)
-    parts = []
-    for mark, gradient in zip(marks, gradients, strict=True):
-        factor = ratio.to(gradient.dtype).reshape(-1, *(1,) * (gradient.ndim - 1))
-        parts.append((gradient * factor * mark.inside).sum())
-    return torch.stack(parts).sum()

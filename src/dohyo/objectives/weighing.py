@@ -55,24 +55,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Log-weights of a batch with the estimates they give, and the coefficients of the estimates' gradients.
+    """Log-weights of a batch with the estimates they give, and the coefficients of the estimates' gradients."""
 
-    Attributes:
-        log_w: (rows,) with the network's graph.
-        marks: Where the proposal ends and the model begins.
-        rows: (rows,) the datum of each log-weight.
-        value: (rows,) dY / dlog w, the estimate's own gradient, float64.
-        phi: (rows,) the same for the encoder's loss.
-        log_px, iwae: (batch,) the estimates Y, and IWAE_n.
-    """
-
-    log_w: Tensor
-    marks: list[Mark]
-    rows: Tensor
-    value: Tensor
-    phi: Tensor
-    log_px: Tensor
-    iwae: Tensor
+    log_w: Tensor  # (rows,) with the network's graph
+    marks: list[Mark]  # where the proposal ends and the model begins
+    rows: Tensor  # (rows,) the datum of each log-weight
+    value: Tensor  # (rows,) dY / dlog w, the estimate's own gradient, float64
+    phi: Tensor  # (rows,) the same for the encoder's loss
+    log_px: Tensor  # (batch,) the estimates Y
+    iwae: Tensor  # (batch,) IWAE_n
 
     def loss(self, theta: Tensor, phi: Tensor | None) -> Tensor:
         """A zero whose gradient is that of sum c_i log w_i in theta, and of sum c'_i log w_i in phi (None: the same)."""
@@ -82,29 +73,35 @@ class Weighed:
         theta, ratio = safe_ratio(theta, phi)
         return steered(dot(theta, self.log_w), self.log_w.new_zeros(()), ratio.to(self.log_w.dtype), self.marks)
 
+    def proposals_loss(self, gradients: list[Tensor]) -> Tensor:
+        """phi's loss if theta's does not pass through the log-weights: the gradients at the marks, each row times its ratio."""
+        _, ratio = safe_ratio(self.value, self.phi)
+        parts = []
+        for mark, gradient in zip(self.marks, gradients, strict=True):
+            factor = ratio.to(gradient.dtype).reshape(-1, *(1,) * (gradient.ndim - 1))
+            parts.append((gradient * factor * mark.inside).sum())
+        return torch.stack(parts).sum()
+
 
 def dot(coefficients: Tensor, log_w: Tensor) -> Tensor:
     """The sum of c_i log w_i, where a weight of zero has coefficient zero."""
     return (coefficients.to(log_w.dtype) * log_w.masked_fill(coefficients == 0, 0.0)).sum()
 
 
-def draw_weights(
-    model: Any, x: Tensor, encoder: str, plan: Plan, *, detach_posterior: bool | None = None, detach_x: bool = False
-) -> tuple[Tensor, list[Mark]]:
-    """The log-weights of x that the plan asks for, with a gradient, and the marks that the model made."""
-    detach = encoder == "dreg" if detach_posterior is None else detach_posterior
-    source = bound(model, x, detach_posterior=detach, detach_x=detach_x)
+def draw_weights(model: Any, x: Tensor, encoder: str, rows: Tensor, **options: bool) -> tuple[Tensor, list[Mark]]:
+    """The log-weights of x[rows], with a gradient, and the marks that the model made."""
+    source = bound(model, x, detach_posterior=encoder == "dreg", **options)
     marks: list[Mark] = []
     if encoder == "same":
-        log_w = source(plan.rows)
+        log_w = source(rows)
     else:
         with marking() as marks:
-            log_w = source(plan.rows)
-    one_for_each(plan.rows, log_w)
+            log_w = source(rows)
+    one_for_each(rows, log_w)
     if not log_w.requires_grad:
         raise DohyoError("log_weights has no gradient: it must be made of the model's parameters, without detach or no_grad")
     if encoder != "same":
-        check_marks(model, log_w, marks, len(plan.rows), x)
+        check_marks(model, log_w, marks, len(rows), x)
     return log_w, marks
 
 
@@ -120,7 +117,7 @@ def weigh(
 ) -> Weighed:
     """Log-weights for the data x, the estimates of log p(x) that they give, and the coefficients of their gradients."""
     plan = Plan.of(estimator.plan(len(x), generator, k_draw == "batch", k_draw == "stratified"), x.device)
-    log_w, marks = draw_weights(model, x, encoder, plan, **options)
+    log_w, marks = draw_weights(model, x, encoder, plan.rows, **options)
     function = partial(coefficients, estimator=estimator, encoder=encoder)
     found = through_tables(function, log_w.detach(), plan.counts, *baselines(baseline, x, encoder))
     return Weighed(log_w, marks, plan.rows, *found)

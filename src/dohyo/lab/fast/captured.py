@@ -1,24 +1,25 @@
-"""The compiled step.
+"""The compiled step: networks, and the estimators' arithmetic on tables of scalars.
 
-The network runs on exactly as many rows as in the plain program. The estimator's arithmetic, on scalars, is padded to a power
-of two and compiled once for each. Tensors that are made once and read by every step are kept alive, because `graphs` needs them.
+If all data have as many log-weights, the network runs on exactly as many rows as in the plain program, and the table is padded
+to a power of two. If each has its own number (`Layout`), the network runs on a few more rows, and the table has more columns.
+Which row belongs to which datum is then data, not shape: one recorded step serves every plan that fits. Tensors that are made
+once and read by every step are kept alive, because `graphs` needs them.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.optim.adam import adam
 
-from dohyo.lab.fast.finish import Finish, Totals
-from dohyo.lab.fast.stacked import flattened
+from dohyo.lab.fast.stacked import LINE
 from dohyo.packing import Plan, even, through_tables
 
 _OPTIONS = {"combo_kernels": True}  # independent kernels become one launch on a GPU
 WIDEST = 256  # steps with more log-weights are rare and run uncompiled: each doubling takes longer to compile
+_NARROWEST = 64  # columns of a table whose width varies: each width is compiled
 
 
 def _show_noise() -> None:
@@ -86,63 +87,78 @@ class EvenTables:
         return [part[:, :n].flatten() if part.ndim == 2 else part for part in self.programs[table.shape](*arguments)]
 
 
-class CompiledFinish(Finish):
-    """`Finish` as one compiled function, with torch's own Adam on the parameters of all replicas at once.
+class Shape(NamedTuple):
+    """The shape of a step of one run: how many estimates, rows of the network, and columns of the table of log-weights."""
 
-    The moments in the runs' optimisers are views of the tables that are updated here.
+    data: int
+    rows: int
+    width: int
+
+    @classmethod
+    def of(cls, data: int, total: int, most: int, varying: bool) -> "Shape":
+        """A shape with room for `total` log-weights, at most `most` for one estimate."""
+        coarse = max(LINE, bucket_of(total + 1) // 8) if varying else LINE  # a quarter of the power of two below
+        return cls(data, -(-total // coarse) * coarse, max(_NARROWEST, bucket_of(most)) if varying else most)
+
+    @property
+    def numbers(self) -> int:
+        """The length of a row of `layouts`."""
+        return self.data + 2 * self.rows
+
+
+class Layout(NamedTuple):
+    """A plan in its shape: the count of each estimate, and for each row its datum and its cell of the table."""
+
+    counts: Tensor
+    rows: Tensor
+    cells: Tensor
+    shape: Shape
+
+    @classmethod
+    def read(cls, numbers: Tensor, shape: Shape) -> "Layout":
+        counts, rows, cells = numbers[: shape.numbers].split([shape.data, shape.rows, shape.rows])
+        return cls(counts, rows, cells, shape)
+
+
+def layouts(counts: Tensor, shape: Shape, batch: int) -> Tensor:
+    """The layouts of plans (steps, data), one in each row; estimate i is of datum i modulo `batch`.
+
+    Rows beyond a plan belong to the first datum, and to a spare cell.
     """
+    ends = counts.cumsum(1)
+    place = torch.arange(shape.rows, device=counts.device).expand(len(counts), -1).contiguous()
+    estimate = torch.searchsorted(ends, place, right=True)
+    own = estimate < shape.data
+    start = (ends - counts).gather(1, estimate.clamp(max=shape.data - 1))
+    cells = torch.where(own, estimate * shape.width + place - start, shape.data * shape.width)
+    return torch.cat([counts, torch.where(own, estimate % batch, 0), cells], 1)
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        keys = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.config.optimiser == "amsgrad" else [])]
-        device = self.models.flat.device
-        self.learnt = [[s.optimiser.state[p] for p in own] for s, own in zip(self.states, self.each, strict=True)]
-        for own, row in zip(self.each, self.learnt, strict=True):
-            for parameter, kept in zip(own, row, strict=True):
-                kept.setdefault("step", torch.zeros((), dtype=torch.float32, device=device))
-                for key in keys:
-                    kept.setdefault(key, torch.zeros_like(parameter))
-        tables = [flattened([[kept[key] for kept in row] for row in self.learnt])[0] for key in keys]
-        self.steps = torch.stack([row[0]["step"].to(self.models.flat) for row in self.learnt])
-        self.rates = torch.zeros_like(self.steps)
-        self.adam = [self.models.flat, *tables, self.steps, self.rates]
+
+class PaddedTables:
+    """`packing.through_tables` for a `Layout` that several runs share; compiled for each width."""
+
+    def __init__(self, compiling: bool) -> None:
+        self.compiling = compiling
         self.programs: dict[Any, Callable[..., Any]] = {}
 
-    def begin(self) -> None:
-        super().begin()
-        self.steps.copy_(torch.stack([row[0]["step"] for row in self.learnt]))  # a task may have started them anew
-        self.rates.copy_(torch.tensor([state.rate for state in self.states]))
+    def __call__(
+        self, function: Callable[..., tuple[Tensor, ...]], log_w: Tensor, layout: Layout, *of_each: Tensor
+    ) -> list[Tensor]:
+        """`function` of the table of all runs' log-weights, rows of one after those of another; tables come back as rows."""
+        shape = layout.shape
+        runs, cells = log_w.numel() // shape.rows, shape.data * shape.width
+        table = log_w.new_full((runs, cells + 1), -torch.inf).index_copy_(1, layout.cells, log_w.view(runs, shape.rows))
+        arguments = (table[:, :cells].reshape(-1, shape.width), layout.counts.repeat(runs), *of_each)
+        run: Callable[..., Any] = function
+        if self.compiling and shape.width <= WIDEST:
+            key = (arguments[0].shape, *(each.dtype for each in of_each))
+            if key not in self.programs:
+                self.programs[key] = compiled(lambda *tensors: list(function(*tensors)), *arguments)
+            run = self.programs[key]
+        found = run(*arguments)
+        return [_in_rows(part.view(runs, cells), layout.cells).view_as(log_w) if part.ndim == 2 else part for part in found]
 
-    def end(self) -> None:
-        for row, step in zip(self.learnt, self.steps, strict=True):
-            for kept in row:
-                kept["step"].copy_(step)
 
-    def follow(self, gradients: list[Tensor], numbers: Mapping[str, Tensor], level: Tensor) -> None:
-        names, totals = list(numbers), self.totals
-        sizes = [len(gradients), len(names), 1, len(names), 2, len(self.adam)]
-
-        def whole(*tensors: Tensor) -> list[Tensor]:
-            groups = iter(tensors)
-            steps, values, (tall,), sums, state, own = ([next(groups) for _ in range(size)] for size in sizes)
-            keeping = Totals(dict(zip(names, sums, strict=True)), *state)
-            flat = self.settle(keeping, steps, dict(zip(names, values, strict=True)), tall)
-            self._adam(flat, *own)
-            return []
-
-        sums = [totals.sums[name] for name in names]
-        arguments = [*gradients, *numbers.values(), level, *sums, totals.clipped, totals.baseline, *self.adam]
-        key = (next(iter(numbers.values())).shape, *(gradient.stride() for gradient in gradients))
-        if key not in self.programs:
-            self.programs[key] = compiled(whole, *arguments)
-        self.programs[key](*arguments)
-
-    def _adam(self, gradient: Tensor, parameter: Tensor, *tables: Tensor) -> None:
-        """Runs are the last dimension here, so that each has its own learning rate and step count."""
-        config = self.config
-        average, square, *largest, steps, rates = tables
-        adam(
-            [parameter.T], [gradient.T], [average.T], [square.T], [table.T for table in largest], [steps],
-            foreach=False, differentiable=True, amsgrad=bool(largest), beta1=config.beta1, beta2=config.beta2, lr=rates,
-            weight_decay=0.0, eps=config.epsilon, maximize=False,
-        )  # fmt: skip
+def _in_rows(table: Tensor, cells: Tensor) -> Tensor:
+    """The cell of each row; the spare one holds zero."""
+    return torch.nn.functional.pad(table, (0, 1)).index_select(1, cells)

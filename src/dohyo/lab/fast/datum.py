@@ -1,6 +1,6 @@
 """One program for runs in which every datum has its own number of log-weights.
 
-A step reads its layout (`padded`), its data and its noise. The noise has its exact number, so that the numbers are those of the
+A step reads its layout, its data and its noise. The noise has its exact number, so that the numbers are those of the
 plain loop; what follows it belongs to rows that nobody reads.
 """
 
@@ -11,49 +11,31 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dohyo.lab.fast.captured import network
+from dohyo.lab.fast.captured import Layout, PaddedTables, Shape, layouts
 from dohyo.lab.fast.graphs import FilledGraphs
 from dohyo.lab.fast.noise import FromGenerator
-from dohyo.lab.fast.padded import Layout, PaddedTables, Shape, layouts
 from dohyo.lab.fast.programs import Program
 from dohyo.lab.fast.stacked import Stacked
-from dohyo.lab.training.processes import one_thread
-from dohyo.lab.training.tasks import Batches
 
 
 class DatumProgram(Program):
     """`Program` for a K for each datum."""
 
     def _prepare(self, generators: list[torch.Generator]) -> None:
-        captured, models = self.captured, [state.model for state in self.states]
-        self.batch, self.varying = self.config.batch_size, self.objective.estimator.depth_law.cap > 0
-        compiler = network if captured else None
-        self.models = self._stacked(models, generators, str(self.objective.encoder), compiler, captured and self.varying)
-        self.device, self.chains = self.models.flat.device, False
-        self.tables = PaddedTables(captured)
+        self.tables = PaddedTables(self.captured)
         self.places: dict[Shape, list[Tensor]] = {}
-        if captured and self.device.type == "cuda":
+        if self.captured and self.device.type == "cuda":
             self.graphs = FilledGraphs(self._step, self.device)
 
-    def _stacked(self, models: Any, generators: list[torch.Generator], encoder: str, compiler: Any, varying: bool) -> Stacked:
+    def _stacked(self, models: Any, generators: list[torch.Generator], **options: Any) -> Any:
         device = generators[0].device
         with FromGenerator(torch.Generator(device)):  # the runs' own are left alone
             self.datum = self.tasks[0].batch(torch.zeros(1, dtype=torch.long, device=device)).to("meta")
-        return Stacked(models, generators, encoder, compiler, varying, padded=True)
+        return Stacked(models, generators, padded=True, **options)
 
-    def steps(self, orders: Sequence[Any]) -> tuple[int, int]:
-        batches = Batches(torch.stack([each.order for each in orders]).to(self.device), orders[0].size)
-        sizes = [index.shape[1] for index in batches]
-        with one_thread():
-            stratified = self.objective.k_draw == "stratified"
-            laid = self._laid(self.objective.estimator.plans(sizes, self.states[0].depth, stratified))
-        if self.graphs is not None:
-            self.graphs.ready()
-        for index, each in zip(batches, laid, strict=True):
-            self._guarded(self._take_laid, *each, index)
-            for state in self.states:
-                state.progress.step += 1
-        return len(sizes), sum(sizes)
+    def _plans(self, sizes: Sequence[int]) -> Sequence[Any]:
+        stratified = self.objective.k_draw == "stratified"
+        return self._laid(self.objective.estimator.plans(sizes, self.states[0].depth, stratified))
 
     def _laid(self, counts: Sequence[Tensor], numbers: Tensor | None = None) -> list[tuple[Tensor, Shape, list[int]]]:
         """What each step reads, on the device: its layout, then its numbers in the same type. Also its shape, and the number of
@@ -71,7 +53,9 @@ class DatumProgram(Program):
             rows |= dict(zip(steps, made, strict=True))
         return [(rows[step], *each) for step, each in enumerate(zip(shapes, totals, strict=True))]
 
-    def _take_laid(self, row: Tensor, shape: Shape, totals: list[int], index: Any = None) -> None:
+    def _take(self, index: Any, laid: Any) -> None:
+        row, shape, totals = laid
+
         def fill(views: list[Tensor]) -> None:
             views[0].copy_(row)
             self._fill(views[1:], totals, index)

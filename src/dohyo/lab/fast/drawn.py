@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dohyo.lab.fast.captured import compiled
+from dohyo.lab.fast.captured import Layout, Shape, compiled
 from dohyo.lab.fast.datum import DatumProgram
-from dohyo.lab.fast.padded import Layout, Shape
 from dohyo.lab.fast.sampled import StackedSamplers
 from dohyo.lab.training.processes import one_thread
 from dohyo.objectives import ReverseKL
@@ -22,16 +21,13 @@ from dohyo.objectives.weighing import coefficients
 class DrawnProgram(DatumProgram):
     """`Program` for reverse KL and policies."""
 
-    objective: Any
-
     def _prepare(self, generators: list[torch.Generator]) -> None:
         super()._prepare(generators)
         self.reverse_kl = isinstance(self.objective, ReverseKL)
         self.best = None if self.reverse_kl else Best(self.tasks, self.device, self.captured)
 
-    def _stacked(self, models: Any, generators: Any, encoder: str, compiler: Any, varying: bool) -> StackedSamplers:
-        own = {"objective": self.objective, "batch": self.batch}
-        return StackedSamplers(models, generators, encoder, compiler, varying, **own)
+    def _stacked(self, models: Any, generators: list[torch.Generator], **options: Any) -> Any:
+        return StackedSamplers(models, generators, objective=self.objective, batch=self.batch, **options)
 
     def steps(self, orders: Sequence[Iterable[Tensor]]) -> tuple[int, int]:
         numbers = []
@@ -45,7 +41,7 @@ class DrawnProgram(DatumProgram):
         if self.graphs is not None:
             self.graphs.ready()
         for each in laid:
-            self._guarded(self._take_laid, *each)
+            self._guarded(None, each)
         return len(laid), len(laid) * self.batch
 
     def _entropy(self) -> float:
@@ -61,8 +57,7 @@ class DrawnProgram(DatumProgram):
         return counts.repeat_interleave(self.batch, 1) if objective.shared else counts
 
     def _like(self, shape: Shape) -> list[Tensor]:
-        like: list[Tensor] = self.models.like(self.models.wanted, shape.rows)
-        return like
+        return self.models.like(self.models.wanted, shape.rows)  # type: ignore[no-any-return]
 
     def _fill(self, views: list[Tensor], totals: Sequence[int], index: Any) -> None:
         self.models.fill(views, self.models.wanted, totals)
@@ -71,25 +66,24 @@ class DrawnProgram(DatumProgram):
         row, *noise = drawn
         layout, (entropy, now) = Layout.read(row, shape), row[shape.numbers :].view(torch.float64)
         log_w, of_theta, *of_phi = self.models(layout.rows, noise)
-        seeds_of = self._seeds_of_kl if self.reverse_kl else self._seeds_of_policies
-        outputs, seeds, numbers, level = seeds_of(log_w, of_theta, of_phi, layout, entropy, now)
-        if self.objective.encoder == "sleep":
-            outputs, seeds = [*outputs, of_phi[0]], [*seeds, torch.full_like(of_phi[0], -1 / self.batch)]
+        weigh = self._weigh_kl if self.reverse_kl else self._weigh_policies
+        numbers, level, coefficients = weigh(log_w.detach(), of_theta.detach(), layout, entropy, now)
+        outputs, seeds = [log_w, *of_phi], [each.to(log_w.dtype) for each in coefficients]
+        if self.reverse_kl:
+            outputs.append(of_theta)
+        # What has no coefficients, log p*(x) and the log q(z; x) of "sleep", is to grow in the mean.
+        seeds += [torch.full_like(output, -1 / self.batch) for output in outputs[len(seeds) :]]
         wanted = [*self.models.theta, *self.models.phi]
         gradients = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True, materialize_grads=True)
         self.finish(list(gradients), numbers, level)
 
-    def _seeds_of_kl(self, log_w: Tensor, log_target: Tensor, of_phi: list[Tensor], layout: Layout, *_: Tensor) -> Any:
-        runs, running = len(log_w), self.objective.running_baseline
+    def _weigh_kl(self, log_w: Tensor, log_target: Tensor, layout: Layout, *_: Tensor) -> Any:
+        running = self.objective.running_baseline
         baseline = self.finish.totals.baseline.nan_to_num(0.0)[:, None].expand(-1, self.batch).reshape(-1)
-        given = [log_target.detach().reshape(-1), *([baseline] if running else [])]
-        found = self.tables(self._kl, log_w.detach(), layout, *given)
-        estimate, square, level, *coefficients = found
-        outputs = [log_w, *(of_phi if self.objective.encoder != "sleep" else [])]
-        seeds = [each.to(log_w.dtype) for each in coefficients]
-        level = level.view(runs, -1).mean(1) if running else self._nothing
-        return [*outputs, log_target], [*seeds, torch.full_like(log_target, -1 / self.batch)], \
-            {"estimate": estimate, "estimate_square": square}, level  # fmt: skip
+        given = [log_target.reshape(-1), *([baseline] if running else [])]
+        estimate, square, level, *coefficients = self.tables(self._kl, log_w, layout, *given)
+        level = level.view(len(log_w), -1).mean(1) if running else self._nothing
+        return {"estimate": estimate, "estimate_square": square}, level, coefficients
 
     def _kl(self, log_w: Tensor, counts: Tensor, log_target: Tensor, *baseline: Tensor) -> tuple[Tensor, ...]:
         """As in `ReverseKL`: the recorded numbers, what the running baseline follows, and the coefficients of theta and phi."""
@@ -104,15 +98,11 @@ class DrawnProgram(DatumProgram):
         of_phi = [] if objective.encoder in ("same", "sleep") else [phi / self.batch]
         return estimate, whole.square(), iwae - log_target, value / self.batch, *of_phi
 
-    def _seeds_of_policies(
-        self, log_w: Tensor, x: Tensor, of_phi: list[Tensor], layout: Layout, entropy: Tensor, now: Tensor
-    ) -> Any:
+    def _weigh_policies(self, log_w: Tensor, x: Tensor, layout: Layout, entropy: Tensor, now: Tensor) -> Any:
         assert self.best is not None
-        rewards = self.best(x, now)
-        given = [rewards.reshape(-1), entropy.reshape(1)]
-        reward, spread, *coefficients = self.tables(self._policies, log_w.detach(), layout, *given)
-        outputs = [log_w, *(of_phi if self.objective.encoder != "sleep" else [])]
-        return outputs, [each.to(log_w.dtype) for each in coefficients], {"reward": reward, "entropy": spread}, self._nothing
+        given = [self.best(x, now).reshape(-1), entropy.reshape(1)]
+        reward, spread, *coefficients = self.tables(self._policies, log_w, layout, *given)
+        return {"reward": reward, "entropy": spread}, self._nothing, coefficients
 
     def _policies(self, log_w: Tensor, counts: Tensor, rewards: Tensor, entropy: Tensor) -> tuple[Tensor, ...]:
         """As in `Reinforce`: the recorded numbers, and the coefficients of theta and phi."""

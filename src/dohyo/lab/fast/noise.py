@@ -53,12 +53,12 @@ class Asked(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.noise: list[tuple[Kind, torch.Size]] = []
+        self.noise: list[Piece] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         if (kind := _kind(func, args, kwargs)) is not None:
-            self.noise.append((kind, found.shape))
+            self.noise.append(Piece(kind, found.shape))
             return torch.zeros_like(found)
         return found
 

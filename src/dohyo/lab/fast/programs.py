@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from dohyo.contract import through_chains
 from dohyo.errors import DohyoError
-from dohyo.lab.fast.captured import CompiledFinish, EvenTables, network, traced
-from dohyo.lab.fast.finish import Finish
+from dohyo.lab.fast.captured import EvenTables, network, traced
+from dohyo.lab.fast.finish import CompiledFinish, Finish
 from dohyo.lab.fast.graphs import Graphs
 from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.stacked import LINE, Unbatchable
@@ -32,15 +32,10 @@ from dohyo.packing import Plan
 
 @dataclass(frozen=True)
 class Choice:
-    """How to train the runs.
+    """How to train the runs."""
 
-    Attributes:
-        captured: Whether steps are compiled, and on a CUDA GPU recorded.
-        reason: Why not captured, if that was tried.
-    """
-
-    captured: bool = False
-    reason: str = ""
+    captured: bool = False  # whether steps are compiled, and on a CUDA GPU recorded
+    reason: str = ""  # why not captured, if that was tried
 
     @property
     def name(self) -> str:
@@ -113,49 +108,56 @@ class Program:
         self.objective = objective  # `choose` has checked the type
         self.contexts = ExitStack()
         self.graphs: Any = None  # on a CUDA GPU, if captured
-        self._prepare([state.noise for state in states if state.noise is not None])
+        self.batch, self.varying = config.batch_size, objective.estimator.depth_law.cap > 0
+        models, generators = [state.model for state in states], [state.noise for state in states if state.noise is not None]
+        options = {"compiler": network if captured else None, "varying": captured and self.varying}
+        self.models = self._stacked(models, generators, encoder=str(objective.encoder), **options)
+        self.device, self.chains = self.models.flat.device, through_chains(models[0])
+        self._prepare(generators)
         finish = CompiledFinish if captured and config.optimiser in ("adam", "amsgrad") else Finish
         self.finish = finish(states, self.models, objective.running_baseline, config)
 
+    def _stacked(self, models: Any, generators: list[torch.Generator], **options: Any) -> Any:
+        """The models as one program."""
+        return stack(models, generators, **options)
+
     def _prepare(self, generators: list[torch.Generator]) -> None:
-        """Make the models one program."""
-        objective, captured = self.objective, self.captured
-        varying = captured and objective.estimator.depth_law.cap > 0
-        compiler = network if captured else None
-        self.models: Any = stack([state.model for state in self.states], generators, str(objective.encoder), compiler, varying)
-        self.device = self.models.flat.device
-        self.tables: Any = EvenTables(captured, varying)
-        self.encoder_tables = EvenTables(captured, varying)
-        self.chains = through_chains(self.states[0].model)
-        if captured and self.device.type == "cuda":
+        """Make what carries out the steps."""
+        self.tables: Any = EvenTables(self.captured, self.varying)
+        self.encoder_tables = EvenTables(self.captured, self.varying)
+        if self.captured and self.device.type == "cuda":
             self.graphs = Graphs(self._draw, self._step, generators, self.device)
 
     def steps(self, orders: Sequence[Any]) -> tuple[int, int]:
         """Take an epoch's steps for all runs, each on its own indices; return the number of steps, and of data for one run."""
         # Do little before the first step, because the GPU is idle until then.
         batches = Batches(torch.stack([each.order for each in orders]).to(self.device), orders[0].size)
+        sizes = [index.shape[1] for index in batches]
         with one_thread():
-            counts = self.objective.estimator.shared_plans(len(batches), self.states[0].depth)
+            plans = self._plans(sizes)
         if self.graphs is not None:
             self.graphs.ready()
-        data = 0
-        for index, n in zip(batches, counts, strict=True):
-            self._guarded(self._take, index, n)
-            data += index.shape[1]
+        for index, plan in zip(batches, plans, strict=True):
+            self._guarded(index, plan)
             for state in self.states:
                 state.progress.step += 1
-        return len(batches), data
+        return len(sizes), sum(sizes)
 
-    def _take(self, index: Tensor, n: int) -> None:
+    def _plans(self, sizes: Sequence[int]) -> Sequence[Any]:
+        """What each step of so many data needs to know of its numbers of log-weights."""
+        return self.objective.estimator.shared_plans(len(sizes), self.states[0].depth)  # type: ignore[no-any-return]
+
+    def _take(self, index: Tensor, n: Any) -> None:
+        """Take one step; `n` is what `_plans` gave for it."""
         if self.graphs is not None:
             self.graphs(index, n)
         else:
             plan = Plan.even(index.shape[1], n, index.device)
             self._step(self._draw(index, plan), plan)
 
-    def _guarded(self, take: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, index: Any, plan: Any) -> None:
         try:
-            take(*arguments)
+            self._take(index, plan)
         except (RuntimeError, AssertionError) as error:  # from the compiler, compiled code or a recording
             if not self.captured or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -170,10 +172,8 @@ class Program:
     def _data(self, index: Tensor) -> Tensor:
         """The data of all runs, one after another, each drawn from its own generator."""
         parts = []
-        for state, task, own in zip(self.states, self.tasks, index, strict=True):
-            if state.noise is None:
-                raise DohyoError("runs that are trained together have generators of their own")
-            with FromGenerator(state.noise):
+        for generator, task, own in zip(self.models.generators, self.tasks, index, strict=True):
+            with FromGenerator(generator):
                 parts.append(task.batch(own))
             if len(parts[-1]) != len(own):
                 raise DohyoError(

@@ -8,68 +8,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
-from dohyo.contract import bound
-from dohyo.lab.fast.noise import Asked, Given, Piece
-from dohyo.lab.fast.stacked import LINE, Stacked
+from dohyo.lab.fast.noise import Asked
+from dohyo.lab.fast.stacked import LINE, Stacked, Tensors
 from dohyo.objectives import ReverseKL
-
-Tensors = dict[str, Tensor]
-
-
-class _Functions(nn.Module):
-    """A model's functions; `forward` calls the one that is named, with noise that was made in advance."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model: Any = model
-
-    def forward(self, name: str, noise: list[Tensor], *arguments: Any, **options: bool) -> Any:
-        with Given(noise):
-            return getattr(self, name)(*arguments, **options)
-
-    def joint(self, n: int) -> tuple[Tensor, Tensor]:
-        z, x = self.model.sample_joint(n)
-        return z, x
-
-    def weights(self, x: Tensor, rows: Tensor, **options: bool) -> Tensor:
-        return bound(self.model, x, **options)(rows)
-
-    def log_q(self, x: Tensor, z: Tensor) -> Tensor:
-        return self.model.posterior(self.model.encode(x)).log_prob(z)  # type: ignore[no-any-return]
 
 
 @dataclass(eq=False)
 class StackedSamplers(Stacked):
-    """`Stacked` for models that draw their data themselves.
+    """`Stacked` for models that draw their data themselves."""
 
-    Attributes:
-        objective: A `ReverseKL`, or a `Reinforce` with an estimator.
-        batch: Samples of each model in a step.
-    """
+    objective: Any = None  # a `ReverseKL`, or a `Reinforce` with an estimator
+    batch: int = 0  # samples of each model in a step
 
-    objective: Any = None
-    batch: int = 0
-
-    def _compile(self, empty: nn.Module) -> None:
-        self.function: Any = _Functions(empty).train()
-        theta = {id(leaf) for leaf in self.theta}
-        self.of_theta = {name for name, leaf in self.parameters.items() if id(leaf) in theta}
+    def __post_init__(self) -> None:
+        super().__post_init__()
         with torch.no_grad(), Asked() as asked:
             _, x = self.function.joint(self.batch)
-        self.joint = [Piece(*one) for one in asked.noise]
+        self.joint = asked.noise
         self.wanted = [*self.joint, *self.pieces(x)]
-        self._run = self._mapped_objective if self.compiler is None else self.compiler(self._mapped_objective)
 
     def __call__(self, rows: Tensor, noise: list[Tensor]) -> list[Tensor]:  # type: ignore[override]
-        """What `_mapped_objective` returns, for all models."""
+        """What `_reverse_kl` or `_reinforce` returns, for all models."""
         first = len(self.joint)
         rows, weights = self._in_lines(LINE, rows, noise[first:])
         return list(self._run(self.parameters, self.buffers, rows, noise[:first], weights))
 
-    def _mapped_objective(
+    def _mapped(  # type: ignore[override]
         self, parameters: Tensors, buffers: Tensors, rows: Tensor, joint: list[Tensor], weights: list[Tensor]
     ) -> Any:
         of_objective = self._reverse_kl if isinstance(self.objective, ReverseKL) else self._reinforce
@@ -105,5 +72,4 @@ class StackedSamplers(Stacked):
             return []
         if encoder == "sleep":
             return [functional_call(self.function, phi, ("log_q", [], x, z))]
-        options = {"detach_posterior": True} if encoder == "dreg" else {}
-        return [functional_call(self.function, phi, ("weights", weights, x, rows), options)]
+        return [functional_call(self.function, phi, ("weights", weights, x, rows), self.options)]

@@ -8,7 +8,7 @@ can be mapped over replicas and compiled.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,11 @@ from torch.nn.functional import pad
 
 from dohyo.contract import bound, marking, split
 from dohyo.errors import DohyoError
-from dohyo.lab.fast.noise import Asked, Given, Kind, Piece, fill
+from dohyo.lab.fast.noise import Asked, Given, Piece, fill
 from dohyo.objectives.weighing import bind_options
 
 LINE = 128  # padded rows come in tables of so many lines, whose length varies
-Options = dict[str, bool]
+Tensors = dict[str, Tensor]
 Weights = tuple[Tensor, list[Tensor]]
 
 
@@ -29,24 +29,32 @@ class Unbatchable(DohyoError):  # noqa: N818
     """Why these models cannot run as one program."""
 
 
-class _Weights(nn.Module):
-    """A model as a function: x, rows, noise -> log-weights, and the factors of its marks if they are needed."""
+class Functions(nn.Module):
+    """A model's functions; `forward` calls the one that is named, with noise that was made in advance."""
 
-    def __init__(self, model: nn.Module, marked: bool, options: Options) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.marked, self.options = model, marked, options
+        self.model: Any = model
 
-    def forward(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
+    def forward(self, name: str, noise: list[Tensor], *arguments: Any, **options: bool) -> Any:
         with Given(noise):
-            return self.weights(x, rows)
+            return getattr(self, name)(*arguments, **options)
 
-    def weights(self, x: Tensor, rows: Tensor) -> Weights:
-        model: Any = self.model
-        if not self.marked:
-            return bound(model, x, **self.options)(rows), []
+    def weights(self, x: Tensor, rows: Tensor, **options: bool) -> Tensor:
+        return bound(self.model, x, **options)(rows)
+
+    def marked(self, x: Tensor, rows: Tensor, **options: bool) -> Weights:
+        """Log-weights, and the factors of the marks."""
         with marking() as marks:
-            log_w = bound(model, x, **self.options)(rows)
+            log_w = self.weights(x, rows, **options)
         return log_w, [mark.factor for mark in marks]
+
+    def joint(self, n: int) -> tuple[Tensor, Tensor]:
+        z, x = self.model.sample_joint(n)
+        return z, x
+
+    def log_q(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.model.posterior(self.model.encode(x)).log_prob(z)  # type: ignore[no-any-return]
 
 
 @dataclass(eq=False)
@@ -55,23 +63,16 @@ class Stacked:
 
     The models' own parameters become views of the stacked ones: changing one changes the other. Everything else in a model keeps
     its present value, except buffers, which `refresh` reads again.
-
-    Attributes:
-        models: Models that differ only in their numbers.
-        generators: The generator of each model's noise.
-        encoder: What phi follows, which decides whether the proposal is marked and whether the parameters of log q are constants.
-        compiler: How to compile the network, `torch.compile` with its options; None to leave it uncompiled.
-        varying: Whether the number of log-weights changes from step to step.
-        padded: Whether rows are those of a `padded.Layout`, and not equally many for each datum.
     """
 
-    models: Sequence[nn.Module]
-    generators: Sequence[torch.Generator]
-    encoder: str
-    compiler: Callable[[Any], Any] | None = None
-    varying: bool = False
-    padded: bool = False
+    models: Sequence[nn.Module]  # which differ only in their numbers
+    generators: Sequence[torch.Generator]  # of each model's noise
+    encoder: str  # what phi follows: it decides whether the proposal is marked, and whether the parameters of log q are constants
+    compiler: Callable[[Any], Any] | None = None  # `torch.compile` with its options; None to leave the network uncompiled
+    varying: bool = False  # whether the number of log-weights changes from step to step
+    padded: bool = False  # whether rows are those of a `captured.Layout`, and not equally many for each datum
     _pieces: dict[Any, list[Piece]] = field(default_factory=dict)
+    _functions: ClassVar[type[Functions]] = Functions
 
     def __post_init__(self) -> None:
         first = self.models[0]
@@ -87,12 +88,10 @@ class Stacked:
             frozen = [model.get_parameter(name).detach() for model in self.models]
             self.parameters[f"model.{name}"] = leaf_of[id(parameter)] if parameter.requires_grad else torch.stack(frozen)
         self.buffers = {f"model.{name}": self._buffers(name) for name, _ in first.named_buffers()}
-        self._compile(_empty(first))
-
-    def _compile(self, empty: nn.Module) -> None:
-        """Make the programs that run the network, of which `empty` is a copy without numbers."""
-        self.function = _Weights(empty, self.encoder != "same", bind_options(self.encoder)).train()
-        self._program = self._mapped if self.compiler is None else self.compiler(self._mapped)
+        self.of_theta = {name for name, leaf in self.parameters.items() if any(leaf is own for own in self.theta)}
+        self.options = bind_options(self.encoder)
+        self.function: Any = self._functions(_empty(first)).train()
+        self._run: Callable[..., Any] = self._mapped if self.compiler is None else self.compiler(self._mapped)
 
     def _buffers(self, name: str) -> Tensor:
         return torch.stack([model.get_buffer(name) for model in self.models])
@@ -106,7 +105,7 @@ class Stacked:
         """Log-weights of x, the data of all models, and the marks' factors; rows are of one model, and the same for all."""
         x = x.unflatten(0, (len(self.models), -1))
         rows, noise = self._in_lines(LINE if self.padded else x.shape[1], rows, noise)
-        log_w, factors = self._program(self.parameters, x, rows, noise)
+        log_w, factors = self._run(self.parameters, self.buffers, x, rows, noise)
         return log_w.flatten(), factors
 
     def _in_lines(self, lines: int, rows: Tensor, noise: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -165,21 +164,26 @@ class Stacked:
         key = len(x), len(rows)
         if key not in self._pieces:  # on meta tensors nothing is computed, so nothing is added to a recording
             with torch.no_grad():
-                self._pieces[key] = [Piece(*asked) for asked in self._asked(x.to("meta"), rows.to("meta"))]
+                self._pieces[key] = self._asked(x.to("meta"), rows.to("meta"))
         return self._pieces[key]
 
-    def _asked(self, x: Tensor, rows: Tensor) -> list[tuple[Kind, torch.Size]]:
-        """The kinds and shapes of the noise that one model asks for."""
+    def _asked(self, x: Tensor, rows: Tensor) -> list[Piece]:
+        """The noise that one model asks for, with its rows."""
         with Asked() as asked:
-            self.function.weights(x, rows)
+            self.function.weights(x, rows, **self.options)
         return list(asked.noise)
 
-    def _mapped(self, parameters: dict[str, Tensor], x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
-        def one(values: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, noise: list[Tensor]) -> Any:
-            given = [part.flatten(0, 1) if part.ndim > 1 else part[0] for part in noise]
-            return functional_call(self.function, (values, buffers), (x, rows.flatten(), given))
+    def _mapped(self, parameters: Tensors, buffers: Tensors, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Any:
+        """The program that runs the network, for all models."""
 
-        return vmap(one)(parameters, self.buffers, x, noise)  # type: ignore[no-any-return]
+        def one(values: Tensors, buffers: Tensors, x: Tensor, noise: list[Tensor]) -> Any:
+            given = [part.flatten(0, 1) if part.ndim > 1 else part[0] for part in noise]
+            arguments = given, x, rows.flatten()
+            if self.encoder == "same":  # nothing is marked
+                return functional_call(self.function, (values, buffers), ("weights", *arguments), self.options), []
+            return functional_call(self.function, (values, buffers), ("marked", *arguments), self.options)
+
+        return vmap(one)(parameters, buffers, x, noise)
 
 
 def _empty(model: nn.Module) -> nn.Module:

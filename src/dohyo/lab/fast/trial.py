@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dohyo.contract import bound, check_marks, marking, offers, through_chains
+from dohyo.contract import bound, offers, through_chains
+from dohyo.lab.fast.captured import Layout, Shape, layouts
 from dohyo.lab.fast.chains import StackedChains
 from dohyo.lab.fast.noise import FromGenerator
-from dohyo.lab.fast.padded import Layout, Shape, layouts
 from dohyo.lab.fast.sampled import StackedSamplers
-from dohyo.lab.fast.stacked import Stacked, Unbatchable
+from dohyo.lab.fast.stacked import Stacked, Unbatchable, Weights
 from dohyo.objectives import Reinforce, ReverseKL
-from dohyo.objectives.weighing import bind_options
+from dohyo.objectives.weighing import bind_options, draw_weights
 
 
-def stack(models: Sequence[nn.Module], *arguments: Any) -> Stacked:
+def stack(models: Sequence[nn.Module], *arguments: Any, **options: Any) -> Stacked:
     """`Stacked` for models of any kind."""
-    return (StackedChains if through_chains(models[0]) else Stacked)(models, *arguments)
+    return (StackedChains if through_chains(models[0]) else Stacked)(models, *arguments, **options)
 
 
 def check_batchable(
@@ -34,37 +34,19 @@ def check_batchable(
 ) -> None:
     """Raise an `Unbatchable` that says why, if these models cannot be mapped over or traced for a compiler.
 
-    They are tried on real data: each model must give the same log-weights as on its own, whatever its code does with noise.
-
-    Args:
-        encoder: What phi follows, which decides what a model needs.
-        compiler: The compiler for the trial; None if nothing will be compiled.
-        varying: Whether one program must serve every number of log-weights.
-        padded: Whether each datum has a number of its own; rows are then some multiple of `LINE`.
+    They are tried on real data: each model must give the same log-weights as on its own, whatever its code does with noise. The
+    last arguments are those of `Stacked`; if `padded`, the rows are some multiple of `LINE`.
     """
-    name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
-    before = [value.clone() for model in copies for value in model.buffers()]
-    generators = [torch.Generator(x.device).manual_seed(seed) for seed, _ in enumerate(models)]
-    with _reported(name, compiler):
-        alone = []
-        for model, generator in zip(copies, generators, strict=True):
-            with FromGenerator(generator):
-                alone.append(_weights(model, x, rows, encoder))
-            generator.manual_seed(len(alone) - 1)
-        if not all(bool(log_w.isfinite().all()) for log_w in alone):
-            raise Unbatchable(f"{name} gives log-weights that are not finite before it is trained")
-        if any(not torch.equal(a, b) for a, b in zip(before, (b for model in copies for b in model.buffers()), strict=True)):
-            raise Unbatchable(f"{name} changes its buffers as it runs (as BatchNorm does)")
-        _check_alike(copies)
-        if varying and through_chains(models[0]):
+
+    def together(copies: list[nn.Module], generators: list[torch.Generator]) -> Weights:
+        if varying and through_chains(copies[0]):
             raise Unbatchable("a random number of chains has no fixed shape")
         stacked = stack(copies, generators, encoder, compiler, varying, padded)
-        x = x.repeat(len(copies), *(1,) * (x.ndim - 1))
-        together, others = stacked(x, rows, stacked.noise(x, rows))
-        parts = [together, *(other for other in others if other.requires_grad)]
-        torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
-    if not torch.allclose(together.detach(), torch.cat(alone), rtol=1e-4, atol=1e-3):
-        raise Unbatchable(f"{name} gives other log-weights when it is mapped over replicas")
+        every = x.repeat(len(copies), *(1,) * (x.ndim - 1))
+        log_w, others = stacked(every, rows, stacked.noise(every, rows))
+        return log_w.view(len(copies), -1), others
+
+    _check(models, compiler, lambda model: _weights(model, x, rows, encoder), together)
 
 
 def check_samplers(models: Sequence[nn.Module], task: Any, objective: Any, batch: int, compiler: Any) -> None:
@@ -74,34 +56,49 @@ def check_samplers(models: Sequence[nn.Module], task: Any, objective: Any, batch
         raise Unbatchable(f"{name} is not trained on estimates of log p(x) at its own samples")
     if isinstance(objective, Reinforce) and getattr(task, "values", None) is None:
         raise Unbatchable("the reward is a function of your own, which may need the host")
-    copies = [copy.deepcopy(model).train() for model in models]
-    generators = [torch.Generator(device_of(copies[0])).manual_seed(seed) for seed, _ in enumerate(copies)]
-    counts = torch.arange(2 * batch) % 2 + 1 if estimator.depth_law.cap > 0 else torch.ones(2 * batch, dtype=torch.long)
+    device, varying = next(models[0].parameters()).device, estimator.depth_law.cap > 0
+    counts = torch.arange(2 * batch) % 2 + 1 if varying else torch.ones(2 * batch, dtype=torch.long)
     shape = Shape.of(2 * batch, int(counts.sum()), 2, varying=True)
-    layout = Layout.read(layouts(counts[None], shape, batch)[0].to(device_of(copies[0])), shape)
+    layout = Layout.read(layouts(counts[None], shape, batch)[0].to(device), shape)
     totals = counts.view(2, -1).sum(1).tolist()
+
+    @torch.no_grad()
+    def alone(model: Any) -> Tensor:
+        source = bound(model, model.sample_joint(batch)[1])
+        return torch.cat([source(part) for part in layout.rows[: sum(totals)].split(totals)])
+
+    def together(copies: list[nn.Module], generators: list[torch.Generator]) -> Weights:
+        stacked = StackedSamplers(copies, generators, str(objective.encoder), compiler, varying, objective=objective, batch=batch)
+        noise = [torch.zeros_like(part, device=device) for part in stacked.like(stacked.wanted, shape.rows)]
+        stacked.fill(noise, stacked.wanted, totals)
+        log_w, *others = stacked(layout.rows, noise)
+        return log_w[:, : sum(totals)], others
+
+    _check(models, compiler, alone, together)
+
+
+def _check(models: Sequence[nn.Module], compiler: Any, weights: Callable[[Any], Tensor], stacked: Callable[..., Weights]) -> None:
+    """Raise an `Unbatchable` unless copies of the models, stacked, have the log-weights (models, ...) of each on its own."""
+    name, copies = type(models[0]).__name__, [copy.deepcopy(model).train() for model in models]
+    before = [value.clone() for model in copies for value in model.buffers()]
+    device = next(models[0].parameters()).device
+    generators = [torch.Generator(device).manual_seed(seed) for seed, _ in enumerate(models)]
     with _reported(name, compiler):
         alone = []
         for model, generator in zip(copies, generators, strict=True):
-            with FromGenerator(generator), torch.no_grad():
-                x = model.sample_joint(batch)[1]  # type: ignore[operator]
-                source = bound(model, x)  # type: ignore[arg-type]
-                alone.append(torch.cat([source(part) for part in layout.rows[: sum(totals)].split(totals)]))
+            with FromGenerator(generator):
+                alone.append(weights(model))
             generator.manual_seed(len(alone) - 1)
+        if not all(bool(log_w.isfinite().all()) for log_w in alone):
+            raise Unbatchable(f"{name} gives log-weights that are not finite before it is trained")
+        if any(not torch.equal(a, b) for a, b in zip(before, (b for model in copies for b in model.buffers()), strict=True)):
+            raise Unbatchable(f"{name} changes its buffers as it runs (as BatchNorm does)")
         _check_alike(copies)
-        varying = estimator.depth_law.cap > 0
-        stacked = StackedSamplers(copies, generators, str(objective.encoder), compiler, varying, objective=objective, batch=batch)
-        noise = [torch.zeros_like(part, device=device_of(copies[0])) for part in stacked.like(stacked.wanted, shape.rows)]
-        stacked.fill(noise, stacked.wanted, totals)
-        log_w, *others = stacked(layout.rows, noise)
-        parts = [log_w, *(other for other in others if other.requires_grad)]
+        together, others = stacked(copies, generators)
+        parts = [together, *(other for other in others if other.requires_grad)]
         torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
-    if not torch.allclose(log_w.detach()[:, : sum(totals)], torch.stack(alone), rtol=1e-4, atol=1e-3):
+    if not torch.allclose(together.detach(), torch.stack(alone), rtol=1e-4, atol=1e-3):
         raise Unbatchable(f"{name} gives other log-weights when it is mapped over replicas")
-
-
-def device_of(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 @contextlib.contextmanager
@@ -129,12 +126,7 @@ def _check_alike(models: Sequence[nn.Module]) -> None:
 
 def _weights(model: Any, x: Tensor, rows: Tensor, encoder: str) -> Tensor:
     """A model's log-weights on its own, checked."""
-    options = bind_options(encoder)
     if through_chains(model):
-        model.bind_encoder(x, **options)(rows)
+        model.bind_encoder(x, **bind_options(encoder))(rows)
         return bound(model, x)(rows).detach()
-    with marking() as marks:
-        log_w = bound(model, x, **options)(rows)
-    if encoder != "same":
-        check_marks(model, log_w, marks, len(rows), x)
-    return log_w.detach()
+    return draw_weights(model, x, encoder, rows)[0].detach()
