@@ -1,9 +1,9 @@
 """Options and config files: a parser whose errors are one line and name the nearest choice."""
 
-import inspect
 import re
 import textwrap
 from argparse import SUPPRESS
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from dohyo.lab.texts import load_yaml
 from dohyo.names import nearest
 
 _WRONG = re.compile(r'key "(?:\w+\.)*(\w+)": .*?(?:Got|Given) value: (.*)$')
-_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _OPTION = re.compile(r"`\w+`")
 _METAVARS = {"Path": "PATH", "float": "NUMBER", "int": "N"}
 _YAML = "dohyo-yaml"  # its name among jsonargparse's readers
@@ -101,16 +100,15 @@ class Parser(ArgumentParser):
         return action
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        """With the help that the docstrings of the class and its bases give under "Attributes:"."""
+        """With the help that `dohyo.lab.training.config.option` gave to the fields of the class and its bases."""
         added = super().add_class_arguments(*args, **kwargs)
         for group in self._action_groups:
             if str(group.title).startswith("<class"):
                 group.title = "settings"
-        for base in reversed(args[0].__mro__):
-            _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-            for name, text in _ATTRIBUTE.findall(listed):
-                if action := self._option_string_actions.get(f"--{name}"):
-                    action.help = " ".join(text.split()).replace("%", "%%")
+        for base in filter(is_dataclass, reversed(args[0].__mro__)):
+            for field in fields(base):
+                if text := field.metadata.get("text"):
+                    self._option_string_actions[f"--{field.name}"].help = text.replace("%", "%%")
         for action in self._actions:
             action.help = _OPTION.sub(lambda found: self._as_option(found[0]), action.help or "")
             _list_choices(action)

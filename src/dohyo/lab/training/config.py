@@ -30,17 +30,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def option(default: Any, text: str = "", resume: bool = False) -> Any:
-    """A field of a config.
-
-    Args:
-        text: What the docstring of the config, and so the command's help, says about it; "" for what a base class says.
-        resume: Whether a resumed run may change it.
-    """
+    """A field of a config: `text` is its help, "" for that of a base class; `resume` says whether a resumed run may change it."""
     return field(default=default, metadata={"text": text, "resume": resume})
 
 
 class Options:
-    """A config whose fields are made by `option`: their texts become part of its docstring."""
+    """A config whose fields are made by `option`: their texts become part of its docstring, for the reference."""
 
     def __init_subclass__(cls) -> None:
         texts = {name: each.metadata["text"] for name, each in vars(cls).items() if isinstance(each, Field)}
@@ -92,9 +87,7 @@ class StepConfig(Options, ABC):
     checkpoint_seconds: float = option(
         5.0, "A new checkpoint is written after an epoch or check if the last one is older than this.", resume=True
     )
-    max_seconds: float | None = option(
-        None, "The run ends at the first check after this time of training; null for no limit.", resume=True
-    )
+    max_seconds: float | None = option(None, "The run ends at the first check after this time; null for no limit.", resume=True)
     seed: int = option(0, "The seed of everything: parameters, data order, noise and K.")
     k_seed: int | None = option(None, "The seed of K only; null for `seed`. Replicas in one program share the K of the first.")
     device: Device = option("auto", "Where to compute.", resume=True)
@@ -173,9 +166,7 @@ class LoopConfig(StepConfig):
         "Keep, test and save parameters averaged over the last epochs too, about so many; 0 for none; by default the recipe's.",
     )
     epochs: int = option(2000, "The largest number of passes over the training data.", resume=True)
-    lr_factor: float = option(
-        0.8, "Plateau: what the learning rate is multiplied by after `lr_patience` epochs without improvement."
-    )
+    lr_factor: float = option(0.8, "Plateau: the factor of the learning rate after `lr_patience` epochs without improvement.")
     lr_patience: int = option(50, "Plateau: epochs without a better validation NLL before the learning rate is lowered.")
     stop_patience: int = option(300, "Plateau: epochs without a better validation NLL before training stops.", resume=True)
     valid_terms: int = option(20, "The validation NLL is estimated by IWAE with this many terms.")

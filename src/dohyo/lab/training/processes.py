@@ -15,25 +15,21 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dohyo.errors import DohyoError
+from dohyo.lab.training.config import Device
+from dohyo.names import check_choice
 
 T = TypeVar("T")
 _LATEST = 65.0  # seconds: NFS may remember for a minute that there was no such file
-DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def launch(device: str = "auto") -> Fabric:
     """A Fabric on one device, or in one of the processes that torchrun has started."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if device not in DEVICES:
-        raise DohyoError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise DohyoError("device is cuda, but torch sees no CUDA GPU; use device 'cpu'")
-    if device == "mps" and not torch.backends.mps.is_available():
-        raise DohyoError("device is mps, but torch sees no Apple GPU; use device 'cpu'")
-    with (
-        warnings.catch_warnings(),
-        quiet("lightning_fabric", logging.WARNING),
-    ):  # it advises to set what `programs` sets
+    check_choice(device, Device, "device")
+    for name, there, kind in (("cuda", torch.cuda.is_available, "CUDA"), ("mps", torch.backends.mps.is_available, "Apple")):
+        if device == name and not there():
+            raise DohyoError(f"device is {name}, but torch sees no {kind} GPU; use device 'cpu'")
+    with warnings.catch_warnings(), quiet("lightning_fabric", logging.WARNING):  # it advises to set what `programs` sets
         warnings.simplefilter("ignore")  # advice on strategies that are not used here
         fabric = Fabric(
             accelerator=device,
@@ -48,15 +44,20 @@ def launch(device: str = "auto") -> Fabric:
 
 
 @contextlib.contextmanager
-def quiet(name: str, level: int) -> Iterator[None]:
-    """Silence a library's logger below a level."""
-    log = logging.getLogger(name)
-    before = log.level
-    log.setLevel(level)
+def setting(read: Callable[[], T], write: Callable[[T], object], value: T) -> Iterator[None]:
+    """Give a global setting this value, and then the one it had."""
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        log.setLevel(before)
+        write(before)
+
+
+def quiet(name: str, level: int) -> contextlib.AbstractContextManager[None]:
+    """Silence a library's logger below a level."""
+    log = logging.getLogger(name)
+    return setting(lambda: log.level, log.setLevel, level)
 
 
 def _part() -> None:
@@ -96,15 +97,9 @@ def check_common(fabric: Fabric, path: Path) -> None:
         raise DohyoError(f"{path.parent} is not the same folder for all processes; give one that all machines share")
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> contextlib.AbstractContextManager[None]:
     """Run torch's CPU code on this thread only, for small work while a GPU waits: waking up other threads has taken 15 ms."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return setting(torch.get_num_threads, torch.set_num_threads, 1)
 
 
 def sum_over_processes(fabric: Fabric, tensors: list[Tensor]) -> list[Tensor]:

@@ -129,10 +129,9 @@ class State:
             self._restore(checkpoint, folder, config, fabric, task)
 
     def _restore(self, checkpoint: dict[str, Any], folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
-        if len(checkpoint["noise"]) != fabric.world_size:
-            raise DohyoError(
-                f"{folder}: the run had {len(checkpoint['noise'])} processes, not {fabric.world_size}; resume with as many"
-            )
+        processes = len(checkpoint["noise"])
+        if processes != fabric.world_size:
+            raise DohyoError(f"{folder}: the run had {processes} processes, not {fabric.world_size}; resume with as many")
         for key, value in identity(config).items():
             before = checkpoint["config"].get(key, value)  # an option that did not exist then had its default
             if before != value:
