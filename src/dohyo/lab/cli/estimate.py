@@ -8,7 +8,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 import dohyo
-from dohyo.errors import DohyoError, check_seed
+from dohyo.errors import DohyoError
 from dohyo.files import output_file, plain, replacing
 from dohyo.lab.bank import block_width, estimate_bank, load_log_weights, log_mean
 from dohyo.lab.cli.screen import estimator_from, interval, measured, say, show_evaluation, show_table
@@ -61,7 +61,6 @@ def run(options: Namespace) -> int:
         from dohyo.lab.plots.picture import check_picture
 
         check_picture(options.plot)
-    check_seed("--seed", options.seed)
     for path in (options.out, options.plot):
         if path is not None:
             output_file(path)

@@ -7,24 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import Namespace
-from rich.progress import Progress
 
 import dohyo
-from dohyo.errors import DohyoError, check_seed
+from dohyo.errors import DohyoError
 from dohyo.evaluation import check_sizes, check_target
 from dohyo.files import output_file
-from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table, tuning_bar
+from dohyo.lab.cli.screen import estimator_from, interval, number, passing_bar, say, show_evaluation, show_table
 from dohyo.lab.evaluations import save_evaluation
-from dohyo.lab.experiments.annealing import (
-    CHAINS,
-    EXAMINED,
-    ITERATIONS,
-    Anneal,
-    Weights,
-    check_anneal,
-    choose_weights,
-    plot_weights,
-)
+from dohyo.lab.experiments.annealing import CHAINS, EXAMINED, Anneal, Asked, Weights, check_anneal, choose_weights, plot_weights
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
 from dohyo.lab.folder import EVALUATION, VALUES, write_json
 from dohyo.lab.parsing import Parser
@@ -86,7 +76,6 @@ def parser() -> Parser:
 
 
 def run(options: Namespace) -> int:
-    check_seed("--seed", options.seed)
     trained = DensityRun.open(options.run)
     check_anneal(options.anneal)
     estimator = estimator_from(options.estimator, COST if options.cost is None else options.cost)
@@ -106,9 +95,9 @@ def run(options: Namespace) -> int:
         raise DohyoError(f"{len(x)} data at this cost would take {total:.2g} log-weights, which takes years; lower --cost")
     fabric = launch(options.device)
     what = f"{options.split} average" if options.average else options.split
-    settings = (options.anneal, what, options.seed, options.max_rows)
-    with tuning_bar(ITERATIONS, options.json or not fabric.is_global_zero) as progress:
-        weights = choose_weights(fabric, options.run, model, x, *settings, progress)
+    asked = Asked(options.anneal, what, options.seed, options.max_rows)
+    with passing_bar("tuning chains", options.json or not fabric.is_global_zero) as on_tuning:
+        weights = choose_weights(fabric, options.run, model, x, asked, on_tuning)
     if weights.steps:
         cost = ANNEALED_COST if options.cost is None else options.cost
         estimator = estimator_from(options.estimator, max(cost / weights.each, FEWEST))
@@ -127,7 +116,7 @@ def run(options: Namespace) -> int:
     else:
         _show(reports, f"{options.run}{', averaged' if options.average else ''}: {len(x)} {options.split} data")
     if not options.average:
-        _keep(found, weights, model, x.to(fabric.device), options)
+        _keep(found, weights, model, x.to(fabric.device), asked, options)
     return 0
 
 
@@ -171,13 +160,13 @@ def _save(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weights
         print(f"dohyo: the values are not kept for dohyo compare: {error}; --out writes them elsewhere", file=sys.stderr)
 
 
-def _keep(found: dict[str, Any], weights: Weights, model: Any, x: Any, options: Namespace) -> None:
+def _keep(found: dict[str, Any], weights: Weights, model: Any, x: Any, asked: Asked, options: Namespace) -> None:
     """What was found, and the picture of annealed weights, in the run's folder, where the report looks for them."""
     best = load_checkpoint(options.run)["numbers"]["best_epoch"]
     try:
         write_json(options.run / EVALUATION, found | {"best_epoch": best})
         if weights.steps:
-            picture = plot_weights(options.run, model, weights, x, options.seed, options.max_rows)
+            picture = plot_weights(options.run, model, weights, x, asked)
             if not options.json:
                 say(f"written: {picture}")
     except OSError as error:  # the numbers are printed already; the folder may be somebody else's
@@ -185,14 +174,11 @@ def _keep(found: dict[str, Any], weights: Weights, model: Any, x: Any, options: 
 
 
 def _evaluated(fabric: Any, weights: Weights, x: Any, estimator: Any, options: Namespace, first: bool) -> dohyo.Evaluation:
-    quiet = options.json or not fabric.is_global_zero
-    with Progress(console=console(), disable=quiet, transient=True) as progress:
-        task = progress.add_task(estimator.name, total=-(-len(x) // fabric.world_size))
+    with passing_bar(estimator.name, options.json or not fabric.is_global_zero) as on_test:
         return evaluate_over_processes(
-            fabric, weights.model, x, estimator, seed=options.seed, max_rows=options.max_rows,
+            fabric, weights.model, x, estimator, on_test, seed=options.seed, max_rows=options.max_rows,
             replicates=options.replicates if first else 1,
             target_stderr=options.target_stderr if first else None,
-            progress=lambda done: progress.update(task, completed=done),
             khat_data=EXAMINED,  # as many as auto looks at: a verdict on few data would often contradict it
             **({"khat_samples": CHAINS} if weights.steps else {}),
         )  # fmt: skip

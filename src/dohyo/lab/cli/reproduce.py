@@ -1,7 +1,6 @@
 """`dohyo reproduce`: the paper's tables and figures, one study each."""
 
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from jsonargparse import Namespace
 from rich.progress import Progress
 
 from dohyo.errors import DohyoError
-from dohyo.lab.cli.screen import interruptible, progress_bar, say, show_table
+from dohyo.lab.cli.screen import progress_bar, say, show_table
 from dohyo.lab.folder import VERDICTS
 from dohyo.lab.parsing import Parser
 from dohyo.lab.studies import STUDIES, reproduce
@@ -71,17 +70,11 @@ def run(options: Namespace) -> int:
     only = picked(study, picks) if picks else None
     if options.scheduler is None:
         launch(study.config.device)  # so that a missing device is reported before anything begins
-    interrupted: list[int] = []
-    failed: dict[str, str] = {}
+    several = options.workers is not None or options.scheduler is not None
     try:
-        with interruptible() as interrupted:
-            if options.workers is None and options.scheduler is None:
-                report = _one_by_one(study, options, only, interrupted)
-            else:
-                report, failed = _side_by_side(study, options, only)
+        report, failed = (_side_by_side if several else _one_by_one)(study, options, only)
     except KeyboardInterrupt:
-        print(f"dohyo: interrupted; the same command continues with {options.out}", file=sys.stderr)
-        return 128 + (interrupted or [signal.SIGINT])[0]
+        raise KeyboardInterrupt(f"interrupted; the same command continues with {options.out}") from None
     if options.json:
         print(json.dumps(report))
     else:
@@ -100,16 +93,16 @@ def _show(report: dict[str, Any], folder: Path) -> None:
     say(f"everything is in {folder}")
 
 
-def _one_by_one(study: Any, options: Namespace, only: list[str] | None, interrupted: list[int]) -> dict[str, Any]:
+def _one_by_one(study: Any, options: Namespace, only: list[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
     with progress_bar("{task.completed:.1f}/{task.total} cells", options.json) as progress:
         task = progress.add_task(study.name, total=None, note="")
 
         def on_progress(name: str, done: float, total: int) -> None:
-            if interrupted:
+            if options.interrupted:
                 raise KeyboardInterrupt
             progress.update(task, completed=done, total=total, note=name)
 
-        return reproduce(study, options.out, on_progress, only)
+        return reproduce(study, options.out, on_progress, only), {}
 
 
 def _side_by_side(study: Any, options: Namespace, only: list[str] | None) -> tuple[dict[str, Any], dict[str, str]]:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import signal
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.errors import DohyoError, reporting
-from dohyo.lab.cli.screen import count, interruptible, progress_bar, say
+from dohyo.lab.cli.screen import count, progress_bar, say
 from dohyo.lab.experiments.run import Run
 from dohyo.lab.folder import CHECKPOINT, RESULT
 from dohyo.lab.parsing import Parser
@@ -20,7 +18,7 @@ from dohyo.lab.training.config import filled, resumable_fields
 from dohyo.lab.training.processes import launch, leave, on_first
 from dohyo.lab.training.state import load_checkpoint
 
-_OWN = ("out", "resume", "json", "config", "explicit")  # what is not in a run's config
+_OWN = ("out", "resume", "json", "config", "explicit", "interrupted")  # what is not in a run's config
 
 
 class RunParser(Parser):
@@ -71,21 +69,19 @@ def run_command(
     if config.resume is None:
         on_first(fabric, run.check_new)
         run.check(fabric)  # everything that can be wrong, before the first file
-    interrupted: list[int] = []
     try:
-        with run.beginning(fabric) if config.resume is None else run.writing(fabric), interruptible() as interrupted:
+        with run.beginning(fabric) if config.resume is None else run.writing(fabric):
             if config.resume is not None:
                 run = opened()  # another process may have continued it since
             result = kept = run.result if run.finished else None
             if result is None:
-                result = _completed(run, fabric, quiet, interrupted, note)
+                result = _completed(run, fabric, quiet, config.interrupted, note)
             elif not quiet:
                 reason = "it ended by itself" if result[run.length] < run.config.length else f"--{run.length} N extends it"
                 say(f"{run.folder}: already finished after {count(result[run.length])} {run.length}; {reason}")
     except KeyboardInterrupt:
-        if fabric.is_global_zero:
-            print(f"dohyo: interrupted; continue with: dohyo {run.command} --resume {run.folder}", file=sys.stderr)
-        return 128 + (interrupted or [signal.SIGINT])[0]
+        again = f"; continue with: dohyo {run.command} --resume {run.folder}" if fabric.is_global_zero else ""
+        raise KeyboardInterrupt(f"interrupted{again}") from None
     leave(fabric)
     if fabric.is_global_zero and config.json:
         print(json.dumps(result))

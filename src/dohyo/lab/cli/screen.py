@@ -115,11 +115,11 @@ def progress_bar(completed: str, quiet: bool) -> Progress:
 
 
 @contextlib.contextmanager
-def tuning_bar(iterations: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar for the tuning of chains, which appears when that begins: to be called with the iterations done."""
+def passing_bar(name: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar that appears when it is first called, with what is done and the total, and goes when its work has ended."""
     with Progress(console=console(), disable=quiet, transient=True) as progress:
-        task = progress.add_task("tuning chains", total=iterations, visible=False)
-        yield lambda done: progress.update(task, completed=done, visible=True)
+        task = progress.add_task(name, total=None, visible=False)
+        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
 
 
 @contextlib.contextmanager
