@@ -82,9 +82,7 @@ def saved_evaluations(places: Sequence[Path]) -> list[Saved]:
         if (replica_folder(run, 0) / CONFIG).is_file():
             raise DohyoError(f"{run}: holds replicas; name one of them, such as {replica_folder(run, 0)}")
         if not (run / CONFIG).is_file():
-            raise DohyoError(
-                f"{run}: holds no run (there is no {CONFIG} in it); give a run's folder, or a .npz of dohyo evaluate"
-            )
+            raise DohyoError(f"{run}: holds no run (there is no {CONFIG} in it); give a run's folder or a .npz of dohyo evaluate")
     file = next((name for name in (VALUES, TEST_VALUES) if all(is_current(run / name) for run in runs)), None)
     if file is None:
         bare = next((run for run in runs if not (run / TEST_VALUES).is_file()), runs[0])

@@ -54,19 +54,12 @@ _WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a
 
 @dataclass(frozen=True)
 class Conclusion:
-    """One claim of a study, and what was found.
+    """One claim of a study, and what was found."""
 
-    Attributes:
-        claim: In one sentence.
-        paper: What the paper says about it, in a few words; "" where the claim is ours.
-        found: The numbers with their error bars, made from the cells.
-        holds: None where these runs cannot tell.
-    """
-
-    claim: str
-    paper: str
-    found: str
-    holds: bool | None
+    claim: str  # in one sentence
+    paper: str  # what the paper says about it, in a few words; "" where the claim is ours
+    found: str  # the numbers with their error bars, made from the cells
+    holds: bool | None  # None where these runs cannot tell
 
     @property
     def verdict(self) -> str:
@@ -99,11 +92,7 @@ def replica_folder(folder: Path, number: int) -> Path:
 
 def check_places(folder: Path, of_folders: bool = False) -> None:
     """A DohyoError if what dohyo writes here would go to another place by a link, or cannot be written because something else
-    has its name: a folder may come from a stranger.
-
-    Args:
-        of_folders: Whether it writes only folders here, of any name.
-    """
+    has its name: a folder may come from a stranger. `of_folders`: it writes only folders here, of any name."""
     home = resolved(folder)
     for path in folder.iterdir() if folder.is_dir() else ():
         lock, inner = path.suffix == ".lock", of_folders or _FOLDERS.fullmatch(path.name) is not None
@@ -116,11 +105,8 @@ def check_places(folder: Path, of_folders: bool = False) -> None:
 
 
 def check_values(values: Values, kinds: Mapping[str, Any], place: Path, remedy: str) -> Values:
-    """The values of a file that a stranger may have written; a DohyoError unless they have these types.
-
-    Args:
-        kinds: A type or a union of types for each key; a key that may be null may also be missing.
-    """
+    """The values of a file that a stranger may have written; a DohyoError unless they have the type, or one of the union, that
+    `kinds` has for each key. A key that may be null may also be missing."""
     for key, kind in kinds.items():
         value, allowed = values.get(key), get_args(kind) or (kind,)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
@@ -155,11 +141,7 @@ def as_values(config: Any) -> Values:
 
 
 def read_json(path: Path, remedy: str) -> Values:
-    """The object in a JSON file.
-
-    Args:
-        remedy: What the user can do about a damaged file.
-    """
+    """The object in a JSON file; `remedy` is what the user can do about a damaged one."""
     try:
         found = load_json(read_whole(path).decode())
     except ValueError as error:  # of JSON, or of UTF-8

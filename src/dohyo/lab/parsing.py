@@ -44,10 +44,8 @@ class Formatter(DefaultHelpFormatter):
         first, *choices = text.split("\n")
         lines = textwrap.wrap(" ".join(first.split()), width, break_on_hyphens=False)
         for choice in choices:
-            name = choice[: len(choice) - len(choice.partition("  ")[2].lstrip())]
-            lines += textwrap.wrap(
-                choice, width, initial_indent="  ", subsequent_indent=" " * (2 + len(name)), break_on_hyphens=False
-            )
+            indent = " " * (2 + len(choice) - len(choice.partition("  ")[2].lstrip()))  # the text's own, behind the name
+            lines += textwrap.wrap(choice, width, initial_indent="  ", subsequent_indent=indent, break_on_hyphens=False)
         return lines
 
     def _get_default_metavar_for_optional(self, action: Any) -> str:

@@ -23,9 +23,7 @@ left in all of them, else the test NLL of dohyo train. All must be evaluations o
 
 def parser() -> Parser:
     made = Parser(description="Differences of log p(x) between models on the same data, with intervals.", epilog=_EXAMPLES)
-    made.add_argument(
-        "places", type=Path, nargs="+", metavar="RUN", help="folders of runs, or .npz files of dohyo evaluate --out"
-    )
+    made.add_argument("places", type=Path, nargs="+", metavar="RUN", help="folders of runs or .npz files of dohyo evaluate --out")
     made.add_argument("--confidence", type=float, default=0.95, help="the confidence level of the intervals")
     made.add_json()
     return made

@@ -50,9 +50,7 @@ def parser(arguments: Sequence[str]) -> Parser:
     for key in study.picks:
         made.add_argument(f"--{key}", nargs="+", type=str, help=f"do only the cells with this {key}, or one of these")
     made.add_argument("--workers", type=int, help="do so many cells at a time, each in a process with its part of the cores")
-    made.add_argument(
-        "--scheduler", type=str, help="do the cells on the Dask cluster with this address, such as tcp://node1:8786"
-    )
+    made.add_argument("--scheduler", type=str, help="do the cells on the Dask cluster at this address, such as tcp://node1:8786")
     made.add_json()
     made.add_class_arguments(type(study.SCALES["paper"]))
     return made

@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,8 @@ def run_command(
     note: Callable[[dict[str, Any]], str],
     summary: Callable[[dict[str, Any]], list[str]],
 ) -> int:
-    """Start or resume a run, and print its result.
-
-    Args:
-        note: A record in a few words, for the progress bar.
-        summary: The lines to print for a result; the folder is added to the first.
-    """
+    """Start or resume a run, and print its result: `note` is a record in a few words, for the progress bar, and `summary` the
+    lines to print for a result, to the first of which the folder is added."""
     if (config.out is None) == (config.resume is None):
         raise DohyoError("give --out FOLDER for a new run, or --resume FOLDER to continue one")
     made = {key: value for key, value in config.items() if key not in _OWN}
@@ -75,7 +72,8 @@ def run_command(
                 run = opened()  # another process may have continued it since
             result = kept = run.result if run.finished else None
             if result is None:
-                result = _completed(run, fabric, quiet, config.interrupted, note)
+                with _peers(run.folder):
+                    result = _train(run, fabric, quiet, config.interrupted, note)
             elif not quiet:
                 reason = "it ended by itself" if result[run.length] < run.config.length else f"--{run.length} N extends it"
                 say(f"{run.folder}: already finished after {count(result[run.length])} {run.length}; {reason}")
@@ -94,21 +92,6 @@ def run_command(
     return 0
 
 
-def _completed(
-    run: Run[Any], fabric: Any, quiet: bool, interrupted: list[int], note: Callable[[dict[str, Any]], str]
-) -> dict[str, Any]:
-    try:
-        run.check(fabric)
-        for line in () if quiet else run.notes:
-            say(line)
-        return _train(run, fabric, quiet, interrupted, note)
-    except RuntimeError as error:
-        if not _from_peers(error):
-            raise
-        raise DohyoError(f"another process of the job failed ({str(error).splitlines()[0]}); the checkpoint is kept: start "
-                         f"as many again with --resume {run.folder}") from error  # fmt: skip
-
-
 def _resumable(config_type: Any) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in resumable_fields(config_type))
 
@@ -124,15 +107,23 @@ def _resumed(run_type: type[Run[Any]], folder: Path, explicit: dict[str, Any]) -
     return run
 
 
-def _from_peers(error: RuntimeError) -> bool:
-    """Whether it was raised by torch's communication, because another process is gone."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("torch.distributed")
+@contextmanager
+def _peers(folder: Path) -> Iterator[None]:
+    """Say so where torch's communication raises an error because another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__")).startswith("torch.distributed"):
+            raise
+        raise DohyoError(f"another process of the job failed ({str(error).splitlines()[0]}); the checkpoint is kept: start "
+                         f"as many again with --resume {folder}") from error  # fmt: skip
 
 
 def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    run.check(fabric)
+    for line in () if quiet else run.notes:
+        say(line)
     unit = run.config.unit
     with progress_bar("{task.completed}/{task.total}", quiet) as progress:
         folders = [replica.folder for replica in getattr(run, "replicas", [])] or [run.folder]

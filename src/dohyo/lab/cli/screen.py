@@ -104,11 +104,7 @@ def each_replica(result: dict[str, Any], key: str) -> list[str]:
 
 
 def progress_bar(completed: str, quiet: bool) -> Progress:
-    """A progress bar with a note behind it.
-
-    Args:
-        completed: How far it is, such as "{task.completed}/{task.total}".
-    """
+    """A progress bar with a note behind it; `completed` says how far it is, such as "{task.completed}/{task.total}"."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(completed), TimeElapsedColumn(), TextColumn("left"),
                TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False))  # fmt: skip
     return Progress(*columns, console=console(), disable=quiet)

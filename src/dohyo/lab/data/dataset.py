@@ -17,16 +17,11 @@ SPLITS = ("train", "valid", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What was read: arrays (n, ...) by name, and what is known about them beside their numbers.
-
-    Attributes:
-        white: What stands for white where the file's format says it, as with images; None where the numbers must tell.
-        columns: The names of a table's columns; empty for other data.
-    """
+    """What was read: arrays (n, ...) by name, and what is known about them beside their numbers."""
 
     arrays: Mapping[str, NDArray[Any]]
-    white: float | None = None
-    columns: tuple[str, ...] = ()
+    white: float | None = None  # what stands for it where the file's format says so, as with images; else the numbers must tell
+    columns: tuple[str, ...] = ()  # the names of a table's columns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,9 +146,7 @@ def _kind_and_scale(
     wanted = "grey" if wanted == "auto" and white is not None else wanted
     white = source.white if white is None else white
     if white is not None and not (low >= 0 and high <= white < np.inf):
-        raise DohyoError(
-            f"white is {white:g}, but these are {came}; white is the largest number that there can be, and black is 0"
-        )
+        raise DohyoError(f"white is {white:g}, but these are {came}; white is the largest number there can be, and black is 0")
     top = white or (255 if whole and high > 1 else 1)
     grey = low >= 0 and high <= top
     colour = source.white is not None and arrays["train"].shape[1] == 3

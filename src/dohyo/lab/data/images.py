@@ -62,9 +62,7 @@ def _opened(path: Path, folder: Path) -> NDArray[np.uint8]:
         try:
             with Image.open(path) as image:
                 if image.mode not in _GREY + _COLOUR:
-                    raise DohyoError(
-                        f"{name} has pixels of the kind {image.mode}; save it with 8 bits for grey or for each colour"
-                    )
+                    raise DohyoError(f"{name} has pixels of the kind {image.mode}; save it with 8 bits for grey or each colour")
                 if image.mode in _GREY:
                     return np.asarray(image.convert("L"))
                 pixels = np.asarray(image.convert("RGBA"))
@@ -91,9 +89,7 @@ def _stacked(paths: Sequence[Path], folder: Path) -> NDArray[np.uint8]:
         height, width = pixels.shape[2:]
         if image.shape[:2] != (height, width):
             sizes = f"{image.shape[1]} x {image.shape[0]} and {_shown(paths[0], folder)} {width} x {height}"
-            raise DohyoError(
-                f"{_shown(path, folder)} is {sizes}; all images must have one size: resize them, or keep those of one size"
-            )
+            raise DohyoError(f"{_shown(path, folder)} is {sizes}; all images must have one size: resize, or leave others out")
         if colour and pixels.shape[1] == 1:  # if one is in colour, all become so
             pixels = np.repeat(pixels, 3, axis=1)
         pixels[i] = image.transpose(2, 0, 1) if colour else image

@@ -27,7 +27,23 @@ _SHOWN = 40  # characters of a cell or a name in a message or a picture
 
 def read_csv(path: Path) -> Table:
     """The numbers of a CSV file, with commas, semicolons or tabs between them; with a header if a cell of line 1 is no number."""
-    return _table((number, row) for number, row in csv_rows(path, _DELIMITERS) if "".join(row).strip() or len(row) > 1)
+    rows = ((number, row) for number, row in csv_rows(path, _DELIMITERS) if "".join(row).strip() or len(row) > 1)
+    start = next(rows, None)
+    if start is None:
+        raise DohyoError("it is empty; it must hold rows of numbers")
+    first = start[1]
+    words = [cell for cell in first if not _is_number(cell)]
+    if words and len(words) < len(first) and not "".join(words).strip():
+        raise DohyoError("its first line has numbers and empty cells; name every column, or fill the cells")
+    names = column_names(first if words else [""] * len(first))
+    table = numbers(rows if words else itertools.chain([start], rows), names, "replace it, or leave the column out")
+    if not len(table):
+        raise DohyoError("it holds a header and no rows; it must hold rows of numbers")
+    if len(first) > 2 and np.array_equal(table[0] - table[0, 0], np.arange(len(first))) and table[0, 0] in (0, 1):
+        raise DohyoError("its first line counts 0, 1, 2, ...; is it a header? Name the columns with letters, or remove the line")
+    if words and not first[0].strip() and len(table) > 1 and np.array_equal(table[:, 0] - table[0, 0], np.arange(len(table))):
+        raise DohyoError("its first column has no name and counts the rows; leave it out (in pandas, to_csv(..., index=False))")
+    return whole_numbers(table), names
 
 
 def csv_rows(path: Path, delimiters: str) -> Iterator[Row]:
@@ -65,22 +81,8 @@ class _Lines:
             yield line
 
 
-def _table(rows: Iterator[Row]) -> Table:
-    start = next(rows, None)
-    if start is None:
-        raise DohyoError("it is empty; it must hold rows of numbers")
-    first = start[1]
-    words = [cell for cell in first if not _is_number(cell)]
-    if words and len(words) < len(first) and not "".join(words).strip():
-        raise DohyoError("its first line has numbers and empty cells; name every column, or fill the cells")
-    names = column_names(first if words else [""] * len(first))
-    table = _numbers(rows if words else itertools.chain([start], rows), names)
-    if words and not first[0].strip() and len(table) > 1 and np.array_equal(table[:, 0] - table[0, 0], np.arange(len(table))):
-        raise DohyoError("its first column has no name and counts the rows; leave it out (in pandas, to_csv(..., index=False))")
-    return whole_numbers(table), names
-
-
-def _numbers(rows: Iterable[Row], names: tuple[str, ...]) -> NDArray[np.float64]:
+def numbers(rows: Iterable[Row], names: tuple[str, ...], remedy: str) -> NDArray[np.float64]:
+    """The numbers of rows as long as `names`; `remedy` is what can be done about a cell that is none."""
     found, width = array("d"), len(names)  # a list of lists would take many times the memory
     for number, row in rows:
         if len(row) != width:
@@ -90,16 +92,9 @@ def _numbers(rows: Iterable[Row], names: tuple[str, ...]) -> NDArray[np.float64]
         except ValueError as error:
             place, cell = next((i, cell) for i, cell in enumerate(row) if not _is_number(cell))
             came = "is empty" if not cell.strip() else f"is {shown(cell)!r}, not a number"
-            raise DohyoError(f"line {number}, {names[place]}: the cell {came}; replace it, or leave the column out") from error
+            raise DohyoError(f"line {number}, {names[place]}: the cell {came}; {remedy}") from error
         check_memory(len(found), found.itemsize)
-    if not found:
-        raise DohyoError("it holds a header and no rows; it must hold rows of numbers")
-    table = np.frombuffer(found).reshape(-1, width)
-    if width > 2 and np.array_equal(table[0] - table[0, 0], np.arange(width)) and table[0, 0] in (0, 1):
-        raise DohyoError(
-            "its first line counts 0, 1, 2, ...; is it a header? Give the columns names with a letter, or remove the line"
-        )
-    return table
+    return np.frombuffer(found).reshape(-1, max(1, width))
 
 
 def read_parquet(path: Path) -> Table:
@@ -112,9 +107,7 @@ def read_parquet(path: Path) -> Table:
         with parquet.ParquetFile(path) as file:
             for name, kind in zip(file.schema_arrow.names, file.schema_arrow.types, strict=True):
                 if file.metadata.num_rows and not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-                    raise DohyoError(
-                        f"{shown(name)} holds {shown(str(kind))}; leave it out, or turn it into numbers without gaps"
-                    )
+                    raise DohyoError(f"{shown(name)} holds {shown(str(kind))}; leave it out, or make it numbers without gaps")
             check_memory(file.metadata.num_rows * file.metadata.num_columns, 8)  # which a few bytes may stand for
             table = file.read()
     except DohyoError:
@@ -128,7 +121,7 @@ def read_parquet(path: Path) -> Table:
     for name, column in zip(names, table.columns, strict=True):
         values = column.to_numpy()
         if values.dtype.kind not in "fiub":
-            raise DohyoError(f"{name} holds {shown(str(column.type))}; leave it out, or turn it into numbers without gaps")
+            raise DohyoError(f"{name} holds {shown(str(column.type))}; leave it out, or make it numbers without gaps")
         columns.append(values)
     return whole_numbers(np.stack(columns, 1)), names
 

@@ -37,9 +37,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
     )
     data_kind: DataKind = option("auto", "What the numbers of a file are.")
-    data_white: float | None = option(
-        None, "The grey value that is white, such as 16; needed where whole numbers do not reach 255."
-    )
+    data_white: float | None = option(None, "The grey value that is white, such as 16; needed if whole numbers do not reach 255.")
     data_shape: str | None = option(None, "The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.")
     data_seed: int | None = option(
         None,
@@ -47,9 +45,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     )
     model: str = option("vae", "The model by name, or package.module:name, your own nn.Module or a function that returns one.")
     latent: int = 50
-    init_from: Path | None = option(
-        None, "The folder of a run whose best parameters this one begins with; of replicas, each with its own."
-    )
+    init_from: Path | None = option(None, "A run's folder, to begin with its best parameters; of replicas, each with its own.")
     anneal: int = option(
         0,
         "The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own; `cost` "

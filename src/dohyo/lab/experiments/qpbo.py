@@ -55,9 +55,7 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
         "The expected number of log-weights of one estimate, as near as the estimator can come; with entropy each step makes "
         "two for each sample.",
     )
-    steps: int = option(
-        None, "The number of steps; by default 20,000 for the independent policy, which are fast, else 5,000.", resume=True
-    )
+    steps: int = option(None, "The number of steps; by default 20,000 for the independent policy, else 5,000.", resume=True)
     check_every: int = 100
     decay: Decay = "none"
     variables: int | None = option(None, "The number of bits of a random problem, or of your own reward.")

@@ -53,9 +53,7 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
         "as package.module:function.",
     )
     dimension: int | None = option(None, "The number of dimensions of your own target.")
-    encoder: SamplingEncoder | None = option(
-        None, "What phi follows; by default same for bounds and sleep for unbiased estimators."
-    )
+    encoder: SamplingEncoder | None = option(None, "What phi follows; by default same for bounds, sleep for unbiased estimators.")
     k_draw: KDraw = option("datum", "How often K is drawn.")
     paths: Paths | None = option(
         None, "The parts of theta's gradient that are kept; by default all for bounds, decoder with encoder dreg, else x."

@@ -136,9 +136,10 @@ class OnData(Task[LoopConfig]):
 
 
 class OnDraws(Task[Any]):
-    """Steps on samples from the model: an index stands for one sample. Subclasses define what to check between epochs."""
+    """Steps on samples from the model: an index stands for one sample. Subclasses define what to check between epochs; `on_step`
+    is called after each step with the number of steps done."""
 
-    on_step: Callable[[int], None] | None = None  # called after each step with the number of steps done
+    on_step: Callable[[int], None] | None = None
 
     def begin(self, fabric: Fabric, config: DrawsConfig) -> None:
         if config.batch_size < fabric.world_size:
