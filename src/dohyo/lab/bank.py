@@ -30,7 +30,10 @@ def load_log_weights(path: Path, key: str | None = None) -> Tensor:
         raise DohyoError(f"{path}: there is no such file")
     if key is not None and path.suffix != ".npz":
         raise DohyoError(f"{path}: --key names an array of a .npz file; leave it out")
-    array = _read_csv(path) if path.suffix == ".csv" else _read_numpy(path, key)
+    try:
+        array = _read_csv(path) if path.suffix == ".csv" else _read_numpy(path, key)
+    except DohyoError as error:
+        raise DohyoError(f"{path}: {error}") from error
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or array.size == 0:
         raise DohyoError(f"{path}: holds {array.dtype} {array.shape}; it must be real numbers, (data, samples), not empty")
     with np.errstate(over="ignore"):
@@ -95,19 +98,13 @@ def block_width(samples: int, replicates: int) -> int:
 
 
 def _read_numpy(path: Path, key: str | None) -> NDArray[Any]:
-    try:
-        arrays = read_numpy(path, lambda names: [key] if key in names else names)
-    except DohyoError as error:
-        raise DohyoError(f"{path}: {error}") from error
+    arrays = read_numpy(path, lambda names: [key] if key in names else names)
     if key is None and len(arrays) != 1:
-        raise DohyoError(f"{path}: holds {len(arrays)} arrays ({', '.join(arrays)}); choose one with --key")
+        raise DohyoError(f"holds {len(arrays)} arrays ({', '.join(arrays)}); choose one with --key")
     return next(iter(arrays.values())) if key is None or path.suffix == ".npy" else named(arrays, key, "array")
 
 
 def _read_csv(path: Path) -> NDArray[Any]:
-    try:
-        rows = (row for row in csv_rows(path, ",") if row[1])
-        first = next(rows, (0, []))
-        return numbers(chain([first], rows), column_names([""] * len(first[1])), "leave headers and names out")
-    except DohyoError as error:
-        raise DohyoError(f"{path}: {error}") from error
+    rows = (row for row in csv_rows(path, ",") if row[1])
+    first = next(rows, (0, []))
+    return numbers(chain([first], rows), column_names([""] * len(first[1])), "leave headers and names out")

@@ -50,9 +50,7 @@ class EvaluateConfig(Options):
     )  # fmt: skip
     split: Literal["test", "valid", "train"] = option("test", "Which of the run's data to evaluate on.")
     replicates: int = option(1, "Estimates for each datum.")
-    target_stderr: float | None = option(
-        None, "The standard error wanted for the estimator's noise; a pilot then fixes the replicates."
-    )
+    target_stderr: float | None = option(None, "The standard error wanted for the noise; a pilot then fixes the replicates.")
     max_rows: int | None = option(
         None, "The most rows given to the network at a time, which bounds memory; null for 2,000 on a CPU and 200,000 on a GPU."
     )

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from dohyo.errors import DohyoError, in_one_line
 from dohyo.lab.claims import check_memory
-from dohyo.lab.data.readers import Arrays
+from dohyo.lab.data.dataset import Source
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 _MOST_FOLDERS, _MOST_FILES = 10_000, 5_000_000
 _GREY, _COLOUR = ("1", "L"), ("RGB", "P", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 
 
-def read_images(folder: Path) -> Arrays:
+def read_images(folder: Path) -> Source:
     """The images in a folder and its subfolders, in the order of their names: (n, 1 or 3, height, width), uint8.
 
     Subfolders `train` and `test`, and perhaps `valid`, are the splits. If one image is in colour, all become so.
@@ -35,7 +35,7 @@ def read_images(folder: Path) -> Arrays:
             raise DohyoError(f"{where} holds no images; those are files that end in {', '.join(ENDINGS)}")
     pixels = _stacked([path for own in files.values() for path in own], folder)
     ends = np.cumsum([len(own) for own in files.values()])[:-1]
-    return dict(zip(files, np.split(pixels, ends), strict=True))
+    return Source(dict(zip(files, np.split(pixels, ends), strict=True)), white=255)
 
 
 def _files(folder: Path) -> list[Path]:

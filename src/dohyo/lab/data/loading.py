@@ -12,7 +12,7 @@ from dohyo.lab.data.dataset import SPLITS, Dataset, Kind, Source, check_array, f
 from dohyo.lab.data.images import read_images
 from dohyo.lab.data.public import SETS
 from dohyo.lab.data.readers import read_numpy
-from dohyo.lab.data.tables import Table, read_csv, read_parquet
+from dohyo.lab.data.tables import read_csv, read_parquet
 from dohyo.names import named, nearest
 
 NAMES = tuple(SETS)
@@ -62,7 +62,7 @@ def load(
 def _reader(name: str, path: Path) -> Callable[[Path], Source]:
     """What reads a user's file or folder."""
     if name and path.is_dir():
-        return lambda folder: Source(read_images(folder), white=255)
+        return read_images
     suffix = path.suffix.lower()
     if path.is_file() and suffix not in _READERS:
         raise DohyoError(f"{name}: the ending must be {', '.join(_READERS)}; or give a folder of images")
@@ -73,26 +73,22 @@ def _reader(name: str, path: Path) -> Callable[[Path], Source]:
     raise DohyoError(f"unknown data set {name!r}: {nearest(name, SETS)}; your own is a file ({', '.join(_READERS)}) or a folder")
 
 
-def _table(read: Callable[[Path], Table]) -> Callable[[Path], Source]:
-    def source(path: Path) -> Source:
-        numbers, columns = read(path)
-        return Source({"the table": numbers}, columns=columns)
+def _read_arrays(path: Path) -> Source:
+    """The arrays train, test and perhaps valid if a file has them, else all of its arrays."""
 
-    return source
+    def splits(names: list[str]) -> list[str]:
+        return [split for split in SPLITS if split in names] if {"train", "test"} <= set(names) else names
+
+    return Source(read_numpy(path, splits))
 
 
 _READERS: dict[str, Callable[[Path], Source]] = {
-    ".npy": lambda path: Source(read_numpy(path, _splits)),
-    ".npz": lambda path: Source(read_numpy(path, _splits)),
-    ".csv": _table(read_csv),
-    ".tsv": _table(read_csv),
-    ".parquet": _table(read_parquet),
+    ".npy": _read_arrays,
+    ".npz": _read_arrays,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".parquet": read_parquet,
 }
-
-
-def _splits(names: list[str]) -> list[str]:
-    """train, test and perhaps valid if a file has them, else all of its arrays."""
-    return [split for split in SPLITS if split in names] if {"train", "test"} <= set(names) else names
 
 
 def _divided(source: Source, seed: int) -> Source:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dohyo.errors import DohyoError
 from dohyo.lab.claims import check_memory
+from dohyo.lab.data.dataset import Source
 
-Table = tuple[NDArray[Any], tuple[str, ...]]  # (rows, columns), and the columns' names
 Row = tuple[int, list[str]]  # the number of its line, and its cells
 
 _DELIMITERS = ",;\t"
@@ -25,7 +25,7 @@ _SAMPLE = 2**16  # characters, from which the number of numbers is guessed
 _SHOWN = 40  # characters of a cell or a name in a message or a picture
 
 
-def read_csv(path: Path) -> Table:
+def read_csv(path: Path) -> Source:
     """The numbers of a CSV file, with commas, semicolons or tabs between them; with a header if a cell of line 1 is no number."""
     rows = ((number, row) for number, row in csv_rows(path, _DELIMITERS) if "".join(row).strip() or len(row) > 1)
     start = next(rows, None)
@@ -43,7 +43,7 @@ def read_csv(path: Path) -> Table:
         raise DohyoError("its first line counts 0, 1, 2, ...; is it a header? Name the columns with letters, or remove the line")
     if words and not first[0].strip() and len(table) > 1 and np.array_equal(table[:, 0] - table[0, 0], np.arange(len(table))):
         raise DohyoError("its first column has no name and counts the rows; leave it out (in pandas, to_csv(..., index=False))")
-    return whole_numbers(table), names
+    return Source({"the table": whole_numbers(table)}, columns=names)
 
 
 def csv_rows(path: Path, delimiters: str) -> Iterator[Row]:
@@ -97,7 +97,7 @@ def numbers(rows: Iterable[Row], names: tuple[str, ...], remedy: str) -> NDArray
     return np.frombuffer(found).reshape(-1, max(1, width))
 
 
-def read_parquet(path: Path) -> Table:
+def read_parquet(path: Path) -> Source:
     """The columns of a Parquet file, which must all be numbers."""
     try:
         from pyarrow import parquet, types  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -123,7 +123,7 @@ def read_parquet(path: Path) -> Table:
         if values.dtype.kind not in "fiub":
             raise DohyoError(f"{name} holds {shown(str(column.type))}; leave it out, or make it numbers without gaps")
         columns.append(values)
-    return whole_numbers(np.stack(columns, 1)), names
+    return Source({"the table": whole_numbers(np.stack(columns, 1))}, columns=names)
 
 
 def column_names(header: Sequence[str]) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ class Best:
         rewards = self.problem(x)
         top = int(rewards.argmax())
         value = rewards[top].item()
-        if value - self.value > getattr(self.problem, "tolerance", 0.0):
+        if value - self.value > self.problem.tolerance:
             # In a batch of another size a sum of floats may round differently: what is kept is R of this x alone.
             self.value = self.problem(x[top : top + 1]).item() if isinstance(self.problem, Quadratic) else value
             self.x = x[top].int().tolist()
@@ -219,10 +219,6 @@ class Optimise(OnDraws):
     def values(self) -> Callable[[Tensor], Tensor] | None:
         """The rewards without checks of x, where they can be computed on any device; None for a reward of the user's own."""
         return self.best.problem.values if isinstance(self.best.problem, Quadratic) else None
-
-    @property
-    def tolerance(self) -> float:
-        return float(getattr(self.best.problem, "tolerance", 0.0))
 
     def found(self, x: Tensor, step: int) -> None:
         """Keep a sample that a captured step found to be the best."""

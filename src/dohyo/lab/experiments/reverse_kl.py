@@ -47,11 +47,7 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
     learning_rate: float = 5e-4
     beta2: float = 0.99
     epsilon: float = 1e-8
-    target: str = option(
-        "funnel",
-        "funnel, banana, mixture, ring, eight-schools, eight-schools-centred, o-rings, autoregressive, or your own log-density "
-        "as package.module:function.",
-    )
+    target: str = option("funnel", "The density to fit, by name, or your own log-density as package.module:function.")
     dimension: int | None = option(None, "The number of dimensions of your own target.")
     encoder: SamplingEncoder | None = option(None, "What phi follows; by default same for bounds, sleep for unbiased estimators.")
     k_draw: KDraw = option("datum", "How often K is drawn.")

@@ -57,7 +57,6 @@ class Quadratic(Reward):
 
     Attributes:
         weights: w as an upper triangular (d, d), int64 or float64, on the CPU.
-        tolerance: Differences of rewards up to this are rounding; 0 for whole numbers.
 
     References:
         Boros and Hammer, Pseudo-Boolean optimization (2002); Beasley, OR-Library (1990).

@@ -122,13 +122,14 @@ class StepConfig(Options, ABC):
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at most {_MOST[name]}, or it would never end")
 
     @property
-    @abstractmethod
     def length(self) -> int:
         """The largest number of epochs or steps."""
+        return int(getattr(self, f"{self.unit}s"))
 
     def over(self, progress: Progress) -> bool:
         """Whether the run ends here."""
-        return progress.stopped or (self.max_seconds is not None and progress.seconds >= self.max_seconds)
+        late = self.max_seconds is not None and progress.seconds >= self.max_seconds
+        return progress.stopped or late or getattr(progress, self.unit) >= self.length
 
     def captured_on(self, device: torch.device) -> bool:
         """Whether to try the captured step."""
@@ -180,13 +181,8 @@ class LoopConfig(StepConfig):
         if not 0 < self.lr_factor < 1:
             raise DohyoError(f"lr_factor is {self.lr_factor}; it must lie strictly between 0 and 1")
 
-    @property
-    def length(self) -> int:
-        return self.epochs
-
     def over(self, progress: Progress) -> bool:
-        stale = self.schedule == "plateau" and progress.stale >= self.stop_patience
-        return super().over(progress) or progress.epoch >= self.epochs or stale
+        return super().over(progress) or (self.schedule == "plateau" and progress.stale >= self.stop_patience)
 
     def rate(self, progress: Progress) -> float:
         if self.schedule == "plateau":
@@ -221,13 +217,6 @@ class DrawsConfig(StepConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("steps", "check_every")
-
-    @property
-    def length(self) -> int:
-        return self.steps
-
-    def over(self, progress: Progress) -> bool:
-        return super().over(progress) or progress.step >= self.steps
 
     def captured_on(self, device: torch.device) -> bool:
         return self.program == "captured"
