@@ -15,7 +15,7 @@ from dohyo.errors import DohyoError
 from dohyo.files import read_whole
 from dohyo.lab.choices import CHOICES
 from dohyo.lab.texts import load_yaml
-from dohyo.names import nearest
+from dohyo.names import choices, nearest
 
 _WRONG = re.compile(r'key "(?:\w+\.)*(\w+)": .*?(?:Got|Given) value: (.*)$')
 _OPTION = re.compile(r"`\w+`")
@@ -41,9 +41,9 @@ class Formatter(DefaultHelpFormatter):
         return f"usage: {' '.join([self._prog.replace(' [options]', ''), '[options]', *places])}\n\n"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        first, *choices = text.split("\n")
+        first, *listed = text.split("\n")
         lines = textwrap.wrap(" ".join(first.split()), width, break_on_hyphens=False)
-        for choice in choices:
+        for choice in listed:
             indent = " " * (2 + len(choice) - len(choice.partition("  ")[2].lstrip()))  # the text's own, behind the name
             lines += textwrap.wrap(choice, width, initial_indent="  ", subsequent_indent=indent, break_on_hyphens=False)
         return lines
@@ -87,9 +87,9 @@ class Parser(ArgumentParser):
         text = " ".join(message.split())
         wrong = _WRONG.search(text)
         if wrong and "Literal[" in text:
-            choices = re.findall(r"'(\w[^'\]]*)'(?=[,\]])", "".join(re.findall(r"Literal\[.*?\]", text)))
+            names = re.findall(r"'(\w[^'\]]*)'(?=[,\]])", "".join(re.findall(r"Literal\[.*?\]", text)))
             types = [words for kind, words in _TYPES.items() if f"<class '{kind}'>" in text]
-            text = f"unknown {wrong[1]} {wrong[2]!r}: {nearest(wrong[2], dict.fromkeys([*choices, *types]))}"
+            text = f"unknown {wrong[1]} {wrong[2]!r}: {nearest(wrong[2], dict.fromkeys([*names, *types]))}"
         raise DohyoError(text)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,8 +136,7 @@ def config_parser(config_type: type) -> Parser:
 def _list_choices(action: Any) -> None:
     """The lines of the help for what this option may be; of a `Literal` only those that it has."""
     known = CHOICES.get(action.dest, {})
-    literal = re.search(r"Literal\[(.*?)\]", str(getattr(action, "_typehint", "")))
-    allowed = re.findall(r"'([\w-]+)'", literal[1]) if literal else list(known)
+    allowed = choices(getattr(action, "_typehint", None)) or tuple(known)
     if len(allowed) > 1 and known:
         longest = max(map(len, allowed))
         action.choice_lines = [f"{name:<{longest}}  {known[name]}" for name in allowed if name in known]

@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from dohyo.errors import DohyoError, reporting
 from dohyo.lab.cli.screen import count, progress_bar, say
 from dohyo.lab.experiments.run import Run
-from dohyo.lab.folder import CHECKPOINT, RESULT
+from dohyo.lab.folder import CHECKPOINT, RESULT, Values
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import filled, resumable_fields
 from dohyo.lab.training.processes import launch, leave, on_first
@@ -44,10 +44,7 @@ def run_parser(run_type: type[Run[Any]], description: str, examples: str) -> Par
 
 
 def run_command(
-    run_type: type[Run[Any]],
-    config: Namespace,
-    note: Callable[[dict[str, Any]], str],
-    summary: Callable[[dict[str, Any]], list[str]],
+    run_type: type[Run[Any]], config: Namespace, note: Callable[[Values], str], summary: Callable[[Values], list[str]]
 ) -> int:
     """Start or resume a run, and print its result: `note` is a record in a few words, for the progress bar, and `summary` the
     lines to print for a result, to the first of which the folder is added."""
@@ -120,7 +117,7 @@ def _peers(folder: Path) -> Iterator[None]:
                          f"as many again with --resume {folder}") from error  # fmt: skip
 
 
-def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Callable[[Values], str]) -> Values:
     run.check(fabric)
     for line in () if quiet else run.notes:
         say(line)
@@ -132,7 +129,7 @@ def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Cal
         testing = progress.add_task("test", total=None, note="", visible=False)
         said: set[str] = set()
 
-        def on_epoch(record: dict[str, Any]) -> None:
+        def on_epoch(record: Values) -> None:
             if interrupted:
                 raise KeyboardInterrupt
             done[record.get("replica", 0)] = record[unit]
@@ -146,5 +143,5 @@ def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Cal
 
         if unit == "step" and len(folders) == 1:  # an epoch is what lies between two checks, which can take long
             run.parts[1].on_step = lambda step: progress.update(training, completed=step)
-        result: dict[str, Any] = run.train(fabric, on_epoch, on_test)
+        result: Values = run.train(fabric, on_epoch, on_test)
         return result

@@ -1,7 +1,6 @@
 """A data set: three splits of one kind, and how arrays become one."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +10,9 @@ from torch import Tensor
 
 from dohyo.errors import DohyoError
 
+Arrays = dict[str, NDArray[Any]]
 Kind = Literal["binary", "grey", "real"]
+AnyKind = Literal["auto", "binary", "grey", "real"]
 SPLITS = ("train", "valid", "test")
 
 
@@ -19,7 +20,7 @@ SPLITS = ("train", "valid", "test")
 class Source:
     """What was read: arrays (n, ...) by name, and what is known about them beside their numbers."""
 
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Arrays
     white: float | None = None  # what stands for it where the file's format says so, as with images; else the numbers must tell
     columns: tuple[str, ...] = ()  # the names of a table's columns
 
@@ -76,12 +77,7 @@ class Dataset:
 
 
 def from_arrays(
-    name: str,
-    source: Source,
-    wanted: Kind | Literal["auto"],
-    seed: int,
-    white: float | None = None,
-    shape: tuple[int, ...] | None = None,
+    name: str, source: Source, wanted: AnyKind, seed: int, white: float | None, shape: tuple[int, ...] | None
 ) -> Dataset:
     """A data set of the arrays `train`, `valid` and `test`, each (n, ...), which `check_array` has accepted.
 
@@ -125,7 +121,7 @@ def check_array(what: str, array: NDArray[Any], columns: tuple[str, ...] = ()) -
         raise DohyoError(f"{where} are NaN, infinite or beyond float32; remove or replace them")
 
 
-def _check_agreement(arrays: Mapping[str, NDArray[Any]]) -> None:
+def _check_agreement(arrays: Arrays) -> None:
     train = arrays["train"]
     for split, array in arrays.items():
         if array.shape[1:] != train.shape[1:]:
@@ -134,9 +130,7 @@ def _check_agreement(arrays: Mapping[str, NDArray[Any]]) -> None:
             raise DohyoError(f"{split} holds {array.dtype} and train {train.dtype}; make both floats or both whole numbers")
 
 
-def _kind_and_scale(
-    arrays: Mapping[str, NDArray[Any]], wanted: Kind | Literal["auto"], source: Source, white: float | None
-) -> tuple[Kind, float, str]:
+def _kind_and_scale(arrays: Arrays, wanted: AnyKind, source: Source, white: float | None) -> tuple[Kind, float, str]:
     """What kind the data are, what to divide them by, and both in words."""
     low = min(array.min().item() for array in arrays.values())
     high = max(array.max().item() for array in arrays.values())

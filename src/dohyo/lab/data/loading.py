@@ -3,17 +3,16 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 
 from dohyo.errors import DohyoError, whole
-from dohyo.lab.data.dataset import SPLITS, Dataset, Kind, Source, check_array, from_arrays, random_state
+from dohyo.lab.data.dataset import SPLITS, AnyKind, Dataset, Source, check_array, from_arrays, random_state
 from dohyo.lab.data.images import read_images
 from dohyo.lab.data.public import SETS
 from dohyo.lab.data.readers import read_numpy
 from dohyo.lab.data.tables import read_csv, read_parquet
-from dohyo.names import named, nearest
+from dohyo.names import check_choice, nearest
 
 NAMES = tuple(SETS)
 _FEWEST = 10  # data, a tenth of which is one
@@ -22,7 +21,7 @@ _FEWEST = 10  # data, a tenth of which is one
 def load(
     name: str,
     data_dir: Path | None = None,
-    kind: Kind | Literal["auto"] = "auto",
+    kind: AnyKind = "auto",
     seed: int = 0,
     *,
     white: float | None = None,
@@ -45,7 +44,7 @@ def load(
         Traceback (most recent call last):
         dohyo.DohyoError: unknown data set 'digit': did you mean 'digits'? the names are digits, ...; your own is a file ...
     """
-    named(dict.fromkeys(["auto", *get_args(Kind)]), kind, "kind of data")
+    check_choice(kind, AnyKind, "kind of data")
     whole("the seed of the data", seed, 0)
     path = Path(name).expanduser()
     if name in SETS:  # (n, height, width): they get a dimension for the one channel, as convolutions expect it

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dohyo.errors import DohyoError
 from dohyo.files import replacing
-from dohyo.lab.data.readers import Arrays, Reader, UnusableError, decoded
+from dohyo.lab.data.dataset import Arrays
+from dohyo.lab.data.readers import Reader, UnusableError, decoded
 
 _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 _STATIC = tuple(f"{scheme}://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/" for scheme in ("https", "http"))

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from dohyo.errors import DohyoError
 from dohyo.files import read_whole
 from dohyo.lab.claims import check_claims, check_memory
+from dohyo.lab.data.dataset import Arrays
 
-Arrays = dict[str, NDArray[Any]]
 Reader = Callable[[Path], Arrays]
 
 PICTURE = (28, 28)

@@ -11,7 +11,7 @@ from torch import nn
 from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError, check_seed
 from dohyo.files import resolved
-from dohyo.lab.data import NAMES, Dataset, load
+from dohyo.lab.data import NAMES, AnyKind, Dataset, load
 from dohyo.lab.experiments.annealing import MOST_STEPS
 from dohyo.lab.experiments.run import EstimatorConfig
 from dohyo.lab.training import LoopConfig
@@ -23,7 +23,6 @@ from dohyo.models.registry import takes
 from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
-DataKind = Literal["auto", "binary", "grey", "real"]
 _MOST_TERMS, _LARGEST_DATUM = 100_000, 2**20
 Clip = float | Literal["auto"] | None
 
@@ -36,7 +35,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     data_dir: Path | None = option(
         None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
     )
-    data_kind: DataKind = option("auto", "What the numbers of a file are.")
+    data_kind: AnyKind = option("auto", "What the numbers of a file are.")
     data_white: float | None = option(None, "The grey value that is white, such as 16; needed if whole numbers do not reach 255.")
     data_shape: str | None = option(None, "The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.")
     data_seed: int | None = option(
@@ -51,10 +50,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         "The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own; `cost` "
         "counts chains. 0 for samples of the encoder.",
     )
-    estimator: str | None = option(  # type: ignore[assignment]  # a name once it is made
-        None,
-        "What theta follows; by default sumo, and iwae over chains.",
-    )
+    # A name and a number once it is made.
+    estimator: str | None = option(None, "What theta follows; by default sumo, and iwae over chains.")  # type: ignore[assignment]
     cost: float | None = option(  # type: ignore[assignment]
         None,
         "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 4 chains.",

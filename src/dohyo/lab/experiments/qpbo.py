@@ -69,8 +69,7 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
     )
     k_draw: KDraw = option("datum", "How often K is drawn.")
     entropy: float = option(
-        None,
-        "The weight of the policy's entropy against the scaled reward; by default 0.05 for the independent policy, else 0.",
+        None, "The weight of the policy's entropy against the scaled reward; by default 0.05 for the independent policy, else 0."
     )
     entropy_decay: Decay = option(
         None, "Whether the weight of the entropy falls in each training; by default linear for the independent policy, else none."

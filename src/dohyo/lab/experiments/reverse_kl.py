@@ -22,6 +22,7 @@ from dohyo.lab.experiments.replicated import ReplicatedRun
 from dohyo.lab.experiments.run import EstimatorConfig, OnTest, about_estimator, silent
 from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
+from dohyo.lab.targets.target import where
 from dohyo.lab.training import DrawsConfig
 from dohyo.lab.training.config import Optimiser, Progress, option
 from dohyo.lab.training.loop import check as check_objective
@@ -258,9 +259,8 @@ def draw_over_processes(
     draws = Draws(*(torch.cat(columns) for columns in zip(*everyone, strict=True)))
     for bad, word in ((draws.log_target.isnan(), "NaN"), (draws.log_target == math.inf, "+inf")):
         if bool(bad.any()):
-            point = ", ".join(f"{value:.4g}" for value in draws.x[bad][0].tolist()[:4])
-            raise DohyoError(f"{log_target.name} is {word} at {int(bad.sum())} of {len(bad)} draws of the model, such as x = "
-                             f"({point}{', ...' if draws.x.shape[1] > 4 else ''}); correct it; {_KEPT} for --resume")  # fmt: skip
+            places = where(bad, draws.x, "draws of the model")
+            raise DohyoError(f"{log_target.name} is {word} at {places}; correct it; {_KEPT} for --resume")
     return draws
 
 

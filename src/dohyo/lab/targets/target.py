@@ -217,9 +217,9 @@ def _check_values(name: str, log_p: Tensor, x: Tensor) -> None:
         raise DohyoError(f"{name} gave a tensor on {log_p.device} for x on {x.device}; make its constants on x.device")
     for bad, word in ((log_p.isnan(), "NaN"), (log_p == torch.inf, "+inf")):
         if bool(bad.any()):
-            raise DohyoError(f"{name} is {word} at {_where(bad, x)}; it must be a number, or -inf where the density is zero")
+            raise DohyoError(f"{name} is {word} at {where(bad, x)}; it must be a number, or -inf where the density is zero")
     if bool((log_p == -torch.inf).all()):
-        raise DohyoError(f"{name} is -inf at {_where(log_p == -torch.inf, x)}; move or scale it to where a model starts")
+        raise DohyoError(f"{name} is -inf at {where(log_p == -torch.inf, x)}; move or scale it to where a model starts")
 
 
 def _check_gradient(name: str, log_p: Tensor, x: Tensor) -> None:
@@ -237,15 +237,16 @@ def _check_gradient(name: str, log_p: Tensor, x: Tensor) -> None:
     bad = ~gradient.isfinite().all(1)
     if bool(bad.any()):
         raise DohyoError(
-            f"{name} has a gradient that is NaN or infinite at {_where(bad, x)}; both branches of a torch.where must be finite, "
+            f"{name} has a gradient that is NaN or infinite at {where(bad, x)}; both branches of a torch.where must be finite, "
             "and sqrt, log and norm have no gradient at zero"
         )
 
 
-def _where(bad: Tensor, x: Tensor) -> str:
+def where(bad: Tensor, x: Tensor, what: str = "points") -> str:
+    """How many of x are bad, and the first of them, for an error message."""
     point = x[bad][0].tolist()
     shown = ", ".join(f"{value:.4g}" for value in point[:4]) + (", ..." if len(point) > 4 else "")
-    return f"{int(bad.sum())} of {len(x)} points, such as x = ({shown})"
+    return f"{int(bad.sum())} of {len(x)} {what}, such as x = ({shown})"
 
 
 def same_dimension(name: str, dimension: int, own: int | None) -> None:

@@ -64,12 +64,7 @@ def check(model: Any, objective: Objective, x: Tensor) -> None:
 
 
 def train(
-    model: nn.Module,
-    task: Task[Any],
-    objective: Objective,
-    config: Any,
-    folder: Path | None = None,
-    fabric: Fabric | None = None,
+    model: nn.Module, task: Task[Any], objective: Objective, config: Any, folder: Path | None = None, fabric: Fabric | None = None
 ) -> Iterator[Record]:
     """`fit` for any task; the config is a `LoopConfig` for data and a `DrawsConfig` for samples from the model."""
     fabric = fabric or launch(config.device)

@@ -25,18 +25,15 @@ _LATEST = 65.0  # seconds: NFS may remember for a minute that there was no such 
 def launch(device: str = "auto") -> Fabric:
     """A Fabric on one device, or in one of the processes that torchrun has started."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    nodes = int(os.environ.get("WORLD_SIZE", "1")) // processes
     check_choice(device, Device, "device")
     for name, there, kind in (("cuda", torch.cuda.is_available, "CUDA"), ("mps", torch.backends.mps.is_available, "Apple")):
         if device == name and not there():
             raise DohyoError(f"device is {name}, but torch sees no {kind} GPU; use device 'cpu'")
     with warnings.catch_warnings(), quiet("lightning_fabric", logging.WARNING):  # it advises to set what `programs` sets
         warnings.simplefilter("ignore")  # advice on strategies that are not used here
-        fabric = Fabric(
-            accelerator=device,
-            devices=processes,
-            num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // processes,
-            strategy="ddp" if processes > 1 else "auto",
-        )
+        strategy = "ddp" if processes > 1 else "auto"
+        fabric = Fabric(accelerator=device, devices=processes, num_nodes=nodes, strategy=strategy)
         fabric.launch()
     if fabric.world_size > 1:
         atexit.register(_part)  # gloo's threads abort a process that ends before them
