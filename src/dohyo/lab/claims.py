@@ -46,9 +46,7 @@ def check_claims(path: Path, choose: Callable[[list[str]], list[str]]) -> None:
 
 def check_checkpoint(path: Path) -> None:
     """A DohyoError if a file is not as `torch.save` writes tensors in plain containers, of no more bytes than the file has.
-
-    `torch.load` with `weights_only` runs no code, but it unpacks what is compressed, and makes a `bytearray` of any length.
-    """
+    `torch.load` with `weights_only` runs no code, but it unpacks what is compressed, and makes a `bytearray` of any length."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):

@@ -1,6 +1,5 @@
 """`dohyo compare`: which model makes the data more probable, and by how much."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from jsonargparse import Namespace
 
 import dohyo
 from dohyo.errors import DohyoError
-from dohyo.lab.cli.screen import measured, say, show_table
+from dohyo.lab.cli.screen import answer, measured, say, show_table
 from dohyo.lab.evaluations import Saved, saved_evaluations
 from dohyo.lab.parsing import Parser
 
@@ -36,11 +35,9 @@ def run(options: Namespace) -> int:
         raise DohyoError(f"--confidence is {options.confidence}; it must lie strictly between 0 and 1")
     first, *others = saved = saved_evaluations(options.places)
     differences = [difference(other, first, options.confidence) for other in others]
-    if options.json:
-        each = [{"name": one.name, "estimator": dohyo.to_dict(one.estimator), **one.evaluation.to_dict()} for one in saved]
-        print(json.dumps({"evaluations": each, "confidence": options.confidence, "differences": differences}))
-    else:
-        _show(saved, differences, options.confidence)
+    each = [{"name": one.name, "estimator": dohyo.to_dict(one.estimator), **one.evaluation.to_dict()} for one in saved]
+    report = {"evaluations": each, "confidence": options.confidence, "differences": differences}
+    answer(report, options.json, lambda: _show(saved, differences, options.confidence))
     return 0
 
 

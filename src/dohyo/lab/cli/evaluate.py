@@ -1,6 +1,5 @@
 """`dohyo evaluate`: log p(x) of a trained model."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import dohyo
 from dohyo.errors import DohyoError
 from dohyo.evaluation import check_sizes, check_target
 from dohyo.files import output_file
-from dohyo.lab.cli.screen import estimator_from, interval, number, passing_bar, say, show_evaluation, show_table
+from dohyo.lab.cli.screen import answer, estimator_from, interval, number, passing_bar, say, show_evaluation, show_table
 from dohyo.lab.evaluations import save_evaluation
 from dohyo.lab.experiments.annealing import CHAINS, EXAMINED, Anneal, Asked, Weights, check_anneal, choose_weights, plot_weights
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
@@ -109,10 +108,8 @@ def run(options: Namespace) -> int:
     if not fabric.is_global_zero:
         return 0
     found = {**reports[0], **({"reference": reports[1]} if options.reference else {})}
-    if options.json:
-        print(json.dumps(found))
-    else:
-        _show(reports, f"{options.run}{', averaged' if options.average else ''}: {len(x)} {options.split} data")
+    title = f"{options.run}{', averaged' if options.average else ''}: {len(x)} {options.split} data"
+    answer(found, options.json, lambda: _show(reports, title))
     if not options.average:
         _keep(found, weights, model, x.to(fabric.device), asked, options)
     return 0

@@ -1,6 +1,5 @@
 """`dohyo reproduce`: the paper's tables and figures, one study each."""
 
-import json
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ from jsonargparse import Namespace
 from rich.progress import Progress
 
 from dohyo.errors import DohyoError
-from dohyo.lab.cli.screen import progress_bar, say, show_table
+from dohyo.lab.cli.screen import answer, progress_bar, say, show_table
 from dohyo.lab.folder import VERDICTS
 from dohyo.lab.parsing import Parser
 from dohyo.lab.studies import STUDIES, reproduce
@@ -73,10 +72,7 @@ def run(options: Namespace) -> int:
         report, failed = (_side_by_side if several else _one_by_one)(study, options, only)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; the same command continues with {options.out}") from None
-    if options.json:
-        print(json.dumps(report))
-    else:
-        _show(report, options.out)
+    answer(report, options.json, lambda: _show(report, options.out))
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise DohyoError(f"{len(failed)} of {report['cells_total']} cells failed ({reasons}); the same command tries them again")

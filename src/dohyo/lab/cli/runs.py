@@ -95,12 +95,12 @@ def _resumable(config_type: Any) -> str:
 
 def _resumed(run_type: type[Run[Any]], folder: Path, explicit: dict[str, Any]) -> Run[Any]:
     run = run_type.open(folder)
-    new = dataclasses.replace(run.config, **{key: explicit[key] for key in resumable_fields(run.config) if key in explicit})
+    free = resumable_fields(run.config)
     for key, value in explicit.items():
-        if key not in resumable_fields(run.config) and value != getattr(run.config, key):
+        if key not in free and value != getattr(run.config, key):
             raise DohyoError(f"--{key} {value} differs from the run's {getattr(run.config, key)}; a resumed run keeps its config "
                              f"(only {_resumable(run.config)} may change): start a new one with --out")  # fmt: skip
-    run.config = new
+    run.config = dataclasses.replace(run.config, **{key: explicit[key] for key in free if key in explicit})
     return run
 
 

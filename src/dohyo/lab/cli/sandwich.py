@@ -1,6 +1,5 @@
 """`dohyo sandwich`: log p(x) of a trained model from both sides."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from jsonargparse import Namespace
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.evaluation import check_sizes, isolated
-from dohyo.lab.cli.screen import number, passing_bar, say, show_table
+from dohyo.lab.cli.screen import answer, number, passing_bar, say, show_table
 from dohyo.lab.experiments.annealing import Anneal, Asked, check_anneal, choose_weights
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import SANDWICH, write_json
@@ -62,10 +61,7 @@ def run(options: Namespace) -> int:
     leave(fabric)
     if fabric.is_global_zero:
         write_json(options.run / SANDWICH, report)
-        if options.json:
-            print(json.dumps(report))
-        else:
-            _show(report, weights.name)
+        answer(report, options.json, lambda: _show(report, weights.name))
     return 0
 
 

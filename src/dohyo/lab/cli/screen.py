@@ -1,6 +1,7 @@
 """What the commands share: the screen, progress, interrupts, and estimators by name."""
 
 import contextlib
+import json
 import math
 import signal
 import sys
@@ -36,6 +37,14 @@ def console() -> Console:
 
 def say(text: str) -> None:
     console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def answer(report: dict[str, Any], in_json: bool, show: Callable[[], None]) -> None:
+    """Print a report as one JSON object, or let `show` print it in words."""
+    if in_json:
+        print(json.dumps(report))
+    else:
+        show()
 
 
 def show_table(

@@ -1,7 +1,4 @@
-"""A folder of images of one size, grey or in colour.
-
-As in `readers`, errors do not name the folder; the caller does.
-"""
+"""A folder of images of one size, grey or in colour; as in `readers`, errors do not name it."""
 
 import os
 import warnings
@@ -22,9 +19,7 @@ _GREY, _COLOUR = ("1", "L"), ("RGB", "P", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 
 def read_images(folder: Path) -> Source:
     """The images in a folder and its subfolders, in the order of their names: (n, 1 or 3, height, width), uint8.
-
-    Subfolders `train` and `test`, and perhaps `valid`, are the splits. If one image is in colour, all become so.
-    """
+    Subfolders `train` and `test`, and perhaps `valid`, are the splits. If one image is in colour, all become so."""
     splits = [split for split in ("train", "valid", "test") if (folder / split).is_dir()]
     if not {"train", "test"} <= set(splits):
         splits = []

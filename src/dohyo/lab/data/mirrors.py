@@ -42,9 +42,7 @@ def data_folder(data_dir: Path | None) -> tuple[Path, bool]:
 
 def find(readers: Mapping[str, Reader], data_dir: Path | None) -> Arrays:
     """The content of the first of several equivalent files that exists; a download if none does and the folder is the cache.
-
-    `readers` maps paths below the data folder to their readers.
-    """
+    `readers` maps paths below the data folder to their readers."""
     folder, is_cache = data_folder(data_dir)
     for relative, read in readers.items():
         path = folder / relative

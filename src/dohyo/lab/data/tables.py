@@ -1,7 +1,4 @@
-"""Tables of numbers: CSV files, with or without a header, and Parquet files.
-
-As in `readers`, errors do not name the file; the caller does.
-"""
+"""Tables of numbers: CSV files, with or without a header, and Parquet files; as in `readers`, errors do not name the file."""
 
 import csv
 import itertools
@@ -49,6 +46,16 @@ def read_csv(path: Path) -> Source:
 def csv_rows(path: Path, delimiters: str) -> Iterator[Row]:
     """The rows of a CSV file, one at a time, with that delimiter of which the first line has most."""
     reader: Any = None
+    length = 0  # characters since the last row
+
+    def lines(file: TextIO) -> Iterator[str]:
+        nonlocal length
+        for line in iter(lambda: file.readline(_LONGEST), ""):
+            length += len(line)
+            if length >= _LONGEST:
+                raise DohyoError(f"it has a row of more than {_LONGEST} characters; put each datum into a row of its own")
+            yield line
+
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = next((line for line in iter(lambda: file.readline(_LONGEST), "") if line.strip()), "")
@@ -56,29 +63,14 @@ def csv_rows(path: Path, delimiters: str) -> Iterator[Row]:
         guess = path.stat().st_size / max(1, len(sample)) * (sample.count(delimiter) + sample.count("\n"))
         check_memory(int(guess) // 2, 8)  # half of it, because a guess may be wrong
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = _Lines(file)
-            reader = csv.reader(lines, delimiter=delimiter)
+            reader = csv.reader(lines(file), delimiter=delimiter)
             for row in reader:
-                lines.length = 0
+                length = 0
                 yield reader.line_num, row
     except UnicodeDecodeError as error:
         raise DohyoError(f"it is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except csv.Error as error:
         raise DohyoError(f"line {reader.line_num}: {error}; is it a CSV file?") from error
-
-
-class _Lines:
-    """The lines of a file; a DohyoError if there are too many characters in those since `length` was last set to 0."""
-
-    def __init__(self, file: TextIO) -> None:
-        self.file, self.length = file, 0
-
-    def __iter__(self) -> Iterator[str]:
-        for line in iter(lambda: self.file.readline(_LONGEST), ""):
-            self.length += len(line)
-            if self.length >= _LONGEST:
-                raise DohyoError(f"it has a row of more than {_LONGEST} characters; put each datum into a row of its own")
-            yield line
 
 
 def numbers(rows: Iterable[Row], names: tuple[str, ...], remedy: str) -> NDArray[np.float64]:

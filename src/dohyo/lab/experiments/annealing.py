@@ -61,9 +61,7 @@ class Weights:
 
 def choose_weights(fabric: Fabric, folder: Path, model: Any, x: Tensor, asked: Asked, on_tuning: OnTest) -> Weights:
     """The weights to use for x. `auto` keeps the encoder's where k-hat finds them good, and else lets a pilot choose.
-
-    Constants are read from the run's folder if they were tuned for these parameters and data, and else written to it.
-    """
+    Constants are read from the run's folder if they were tuned for these parameters and data, and else written to it."""
     if asked.anneal == 0:
         return Weights(model)
     if asked.anneal != "auto":

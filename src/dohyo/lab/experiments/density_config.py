@@ -59,9 +59,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     max_terms: int | None = option(
         None, "The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit."
     )
-    encoder: Encoder | None = option(
-        None, "What phi follows; by default same for bounds, and dreg for unbiased estimators and chains."
-    )
+    encoder: Encoder | None = option(None, "What phi follows; by default same for bounds, dreg for unbiased ones and for chains.")
     k_draw: KDraw = option("batch", "How often K is drawn.")
     baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
     clip_datum: float | None = option(None, "The largest sum of one datum's coefficients; null for no such clipping.")

@@ -74,9 +74,7 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
     entropy_decay: Decay = option(
         None, "Whether the weight of the entropy falls in each training; by default linear for the independent policy, else none."
     )
-    scale: float | Literal["auto"] = option(
-        "auto", "What rewards are divided by; auto is their standard deviation under uniform x."
-    )
+    scale: float | Literal["auto"] = option("auto", "What divides rewards; auto is their standard deviation under uniform x.")
     baseline: Baseline = option("leave-one-out", "What is subtracted from a sample's reward.")
     restarts: int | Literal["auto"] = option(
         "auto",

@@ -178,6 +178,8 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
         if moments["khat"] > HEAVY:
             warnings.append(f"k-hat of the importance weights is {moments['khat']:.2f}, above {HEAVY}: do not trust log Z, the "
                             "moments and the quantiles; train longer, or take a larger model")  # fmt: skip
+        reason = (f"do not trust the numbers: {'; '.join(warnings)}" if warnings else
+                  f"the numbers can be trusted: k-hat of the importance weights is {moments['khat']:.2f}")  # fmt: skip
         known = found.reverse_kl is not None
         if fabric.is_global_zero:
             from dohyo.lab.plots.densities import plot_density_run
@@ -208,7 +210,7 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
             "test_terms": config.test_terms,
             "anneal": config.anneal,
             "leapfrogs": getattr(weighed, "steps", 0),
-            "verdict": _verdict(warnings, moments["khat"]),
+            "verdict": {"trusted": not warnings, "reason": reason},
             "warnings": warnings,
         }
 
@@ -223,13 +225,6 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
             if name in exact:
                 entry |= {"exact_mean": exact[name][0], "exact_sd": exact[name][1]}
         return {"moments": weighted, "khat": shape}
-
-
-def _verdict(warnings: list[str], khat: float) -> dict[str, Any]:
-    """Whether the numbers can be trusted, in the form that every command has."""
-    calm = f"k-hat of the importance weights is {khat:.2f}"
-    said = f"do not trust the numbers: {'; '.join(warnings)}" if warnings else f"the numbers can be trusted: {calm}"
-    return {"trusted": not warnings, "reason": said}
 
 
 def _annealed(model: Any, config: ReverseKLConfig) -> tuple[Any, int]:

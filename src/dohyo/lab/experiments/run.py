@@ -33,8 +33,7 @@ from dohyo.lab.folder import (
 from dohyo.lab.parsing import config_parser
 from dohyo.lab.training import train
 from dohyo.lab.training.config import Options, StepConfig, option
-from dohyo.lab.training.locks import only_writer
-from dohyo.lab.training.processes import check_common, on_first
+from dohyo.lab.training.processes import check_common, on_first, only_writer
 from dohyo.lab.training.state import load_checkpoint, load_progress
 from dohyo.names import named
 
@@ -62,8 +61,7 @@ class EstimatorConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of the loop's config
         if not 1 <= self.replicas <= _MOST_REPLICAS:
-            wanted = f"it must be at least 1 and at most {_MOST_REPLICAS}: start several commands for more"
-            raise DohyoError(f"replicas is {self.replicas}; {wanted}")
+            raise DohyoError(f"replicas is {self.replicas}; it must be from 1 to {_MOST_REPLICAS}: use several commands for more")
 
     def make_estimator(self, max_terms: int | None = None) -> Estimator:
         return named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, max_terms)

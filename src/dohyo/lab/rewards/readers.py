@@ -1,7 +1,4 @@
-"""Files of quadratic problems: the OR-Library's bqp, D-Wave's .qubo, and the Gset's graphs.
-
-An error in a file is reported in one line that names the file and the line.
-"""
+"""Files of quadratic problems: the OR-Library's bqp, D-Wave's .qubo and the Gset's graphs; errors name the file and the line."""
 
 import math
 import re

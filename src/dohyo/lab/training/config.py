@@ -204,10 +204,7 @@ class DrawsConfig(StepConfig):
     check_every: int = option(500, "Steps from one check, record and possible checkpoint to the next.")
     decay: Decay = option("linear", "Whether the learning rate falls; it is lowered after each check.")
     program: ProgramName = option(
-        "plain",
-        "How the step is run; the numbers are the same up to rounding. Auto is plain here: a captured step takes a minute or two "
-        "to get ready on a GPU, and a short run is over by then.",
-        resume=True,
+        "plain", "How the step is run; auto is plain here: a captured one takes minutes to get ready on a GPU.", resume=True
     )
     tf32: bool = option(
         False,

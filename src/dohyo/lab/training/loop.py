@@ -17,8 +17,7 @@ from dohyo.evaluation import isolated
 from dohyo.files import plain, replacing
 from dohyo.lab.folder import CHECKPOINT, METRICS, TENSORBOARD, read_records
 from dohyo.lab.training.config import LoopConfig
-from dohyo.lab.training.locks import only_writer
-from dohyo.lab.training.processes import launch, setting, sum_over_processes
+from dohyo.lab.training.processes import launch, only_writer, setting, sum_over_processes
 from dohyo.lab.training.state import State
 from dohyo.lab.training.step import Totals, train_step
 from dohyo.lab.training.tasks import Objective, Record, Task, Trainable, task_of

@@ -25,22 +25,16 @@ _NUMBERS = {each.name: float | int if each.type is float else each.type for each
 
 @dataclass(eq=False)
 class State:
-    """A run between two epochs: what is needed to continue as if nothing had happened.
-
-    Noise comes from torch's global generator, which each process seeds for itself, or, with the same numbers, from `noise` if
-    that is given. `order` shuffles the data and is the same on every process. `depth` draws K and is the same on every process
-    only if a batch shares one K. `best` holds the parameters that the run would return if it ended now, `average` those averaged
-    over epochs, if wanted. `rate` is the learning rate, which an optimiser may hold in single precision on a GPU.
-    """
+    """A run between two epochs: what is needed to continue as if nothing had happened."""
 
     model: nn.Module
     optimiser: torch.optim.Optimizer
-    order: torch.Generator
-    depth: torch.Generator
-    best: dict[str, Any]
-    rate: float
-    noise: torch.Generator | None = None
-    average: AveragedModel | None = None
+    order: torch.Generator  # shuffles the data; the same on every process
+    depth: torch.Generator  # draws K; the same on every process only if a batch shares one K
+    best: dict[str, Any]  # the parameters that the run would return if it ended now
+    rate: float  # the learning rate, which an optimiser may hold in single precision on a GPU
+    noise: torch.Generator | None = None  # else, with the same numbers, torch's global one, which each process seeds for itself
+    average: AveragedModel | None = None  # the parameters averaged over epochs, if wanted
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:

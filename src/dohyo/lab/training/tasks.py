@@ -30,7 +30,6 @@ class Objective(Protocol):
     @property
     def shared(self) -> bool:
         """Whether the whole batch has one K."""
-        ...
 
     @property
     def running_baseline(self) -> bool: ...
@@ -39,7 +38,6 @@ class Objective(Protocol):
 
     def skip(self, generator: torch.Generator) -> None:
         """Draw a shared K and discard it, to stay in step with the other processes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -196,9 +194,7 @@ class OnLoader(OnData):
 
 def task_of(data: Trainable, seed: int) -> tuple[OnData, Tensor]:
     """The task of training on these data, and one or two of them to try the model on.
-
-    A single tensor is divided: a tenth of it, chosen at random with the seed, is for validation.
-    """
+    A single tensor is divided: a tenth of it, chosen at random with the seed, is for validation."""
     if isinstance(data, Tensor):
         if len(data) < 2:
             raise DohyoError(f"the data are {tuple(data.shape)}; at least 2 are needed, one to train on and one to validate on")
