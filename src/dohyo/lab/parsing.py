@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_l
 from dohyo.errors import DohyoError
 from dohyo.files import read_whole
 from dohyo.lab.choices import CHOICES
-from dohyo.lab.texts import load_yaml
+from dohyo.lab.folder import load_yaml
 from dohyo.names import choices, nearest
 
 _WRONG = re.compile(r'key "(?:\w+\.)*(\w+)": .*?(?:Got|Given) value: (.*)$')

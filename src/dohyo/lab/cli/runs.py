@@ -110,7 +110,7 @@ def _peers(folder: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
         if not str(frame.f_globals.get("__name__")).startswith("torch.distributed"):
             raise
         raise DohyoError(f"another process of the job failed ({str(error).splitlines()[0]}); the checkpoint is kept: start "

@@ -20,8 +20,7 @@ import dohyo
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
 from dohyo.files import read_whole
-from dohyo.lab.folder import beyond_verdict
-from dohyo.lab.texts import load_yaml
+from dohyo.lab.folder import beyond_verdict, load_yaml
 from dohyo.names import named
 
 
