@@ -61,7 +61,8 @@ class EstimatorConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of the loop's config
         if not 1 <= self.replicas <= _MOST_REPLICAS:
-            raise DohyoError(f"replicas is {self.replicas}; it must be from 1 to {_MOST_REPLICAS}: use several commands for more")
+            wanted = f"it must be at least 1 and at most {_MOST_REPLICAS}: start several commands for more"
+            raise DohyoError(f"replicas is {self.replicas}; {wanted}")
 
     def make_estimator(self, max_terms: int | None = None) -> Estimator:
         return named(ESTIMATORS, self.estimator, "estimator").at_cost(self.cost, max_terms)
