@@ -41,8 +41,7 @@ from dohyo.lab.fast.together import Replica, choose_for, program_of, train_epoch
 from dohyo.lab.rewards import random_qpbo
 from dohyo.lab.targets import Funnel
 from dohyo.lab.training import tasks
-from dohyo.lab.training.log import RunLog
-from dohyo.lab.training.loop import Training, train
+from dohyo.lab.training.loop import RunLog, Training, train
 from dohyo.lab.training.loop import train_epoch as plain_epoch
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import State

@@ -17,7 +17,7 @@ from dohyo.lab.experiments.reverse_kl import ReverseKLRun
 from dohyo.lab.experiments.run import Run
 from dohyo.lab.folder import check_values, read_config, read_json, read_records
 from dohyo.lab.report import read
-from dohyo.lab.training.log import RunLog
+from dohyo.lab.training.loop import RunLog
 from dohyo.lab.training.state import load_checkpoint
 
 # What dohyo 0.1.0 wrote, schema version 1, as the files held it.

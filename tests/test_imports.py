@@ -42,11 +42,10 @@ ROOMS = {
     "dohyo": "annealing contract diagnostics estimators evaluation fisher laws marginal packing tuning verdict",
     "__main__": "",
     "lab": "",
-    "lab.texts": "",
     "lab.claims": "",
-    "lab.folder": "lab.texts",
+    "lab.folder": "",
     "lab.choices": "",
-    "lab.parsing": "lab.choices lab.texts",
+    "lab.parsing": "lab.choices lab.folder",
     "lab.data": "lab.claims",
     "lab.targets": "",
     "lab.rewards": "",
@@ -61,7 +60,7 @@ ROOMS = {
     "lab.training laws marginal models objectives packing",
     "lab.report": "dohyo lab.evaluations lab.folder",
     "lab.cli": "dohyo estimators evaluation lab.bank lab.evaluations lab.experiments lab.folder lab.parsing lab.plots lab.report "
-    "lab.studies lab.texts lab.training",
+    "lab.studies lab.training",
 }
 # What is imported only when it is used: inside a function, or for type checkers.
 LAZILY = {

@@ -197,7 +197,7 @@ APART = """
 import os
 from pathlib import Path
 from dohyo.lab.training import processes
-from dohyo.lab.training.locks import only_writer
+from dohyo.lab.training.processes import only_writer
 
 fabric = processes.launch("cpu")
 processes._LATEST = 0.5

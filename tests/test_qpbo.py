@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dohyo.lab.experiments.qpbo import Best, Optimise, QPBOConfig, QPBORun
 from dohyo.lab.folder import read_records
-from dohyo.lab.rewards import Quadratic, known, load, random_qpbo
+from dohyo.lab.rewards import Quadratic, load, quadratic, random_qpbo
 from dohyo.lab.training.config import Progress
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
@@ -185,7 +185,7 @@ def test_it_learns(policy: str, tmp_path: Path) -> None:
 def test_best_known_values_are_found_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "anything.txt").write_text(TWO)
     weights = load(tmp_path / "anything.txt", 2).weights
-    monkeypatch.setitem(known.BEST_KNOWN, known.checksum(weights) or "", 16)
+    monkeypatch.setitem(quadratic.BEST_KNOWN, quadratic.checksum(weights) or "", 16)
     for index, best_known, gap in ((1, None, None), (2, 16, 0.375)):
         found = train(tmp_path / f"{index}", instance=tmp_path / "anything.txt", index=index, policy="independent", steps=4)
         assert found is not None

@@ -13,8 +13,8 @@ import yaml
 from dohyo import SUMO
 from dohyo.lab import LoopConfig, fit
 from dohyo.lab.cli import main
+from dohyo.lab.folder import read_records
 from dohyo.lab.training.config import RECIPES, Progress
-from dohyo.lab.training.log import read_records
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.objectives import MaximumLikelihood
 from teams import DATA, config, model

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dohyo.lab.rewards import Custom, Quadratic, load, max_cut
-from dohyo.lab.rewards.known import BEST_KNOWN, checksum
+from dohyo.lab.rewards.quadratic import BEST_KNOWN, checksum
 from test_rewards import Weights, by_hand, everything, line_of, sparse, triangular
 
 from benchmarks.solvers import polish

@@ -215,7 +215,7 @@ def test_cells_that_share_a_run_wait_for_it(tmp_path: Path, monkeypatch: pytest.
 HOLD = """
 import time
 from pathlib import Path
-from dohyo.lab.training.locks import locked
+from dohyo.lab.training.processes import locked
 
 with locked(Path("s/cells/.cell_0.lock")):
     Path("held").touch()

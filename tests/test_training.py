@@ -17,8 +17,7 @@ from dohyo import IWAE, SUMO, MultilevelRR
 from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import Dataset, load
 from dohyo.lab.training.config import Progress
-from dohyo.lab.training.log import RunLog, read_records
-from dohyo.lab.training.loop import Diverged
+from dohyo.lab.training.loop import Diverged, RunLog, read_records
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import CHECKPOINT, _optimiser, load_checkpoint
 from dohyo.lab.training.tasks import Batches, OnData, validation_nll

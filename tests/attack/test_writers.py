@@ -12,7 +12,7 @@ import pytest
 import real
 from attack.arena import SMALL, answer_here, contents
 from dohyo.lab.folder import read_records
-from dohyo.lab.training.locks import Busy, locked, only_writer
+from dohyo.lab.training.processes import Busy, locked, only_writer
 
 
 def train(epochs: int, *options: str) -> list[str]:
@@ -112,7 +112,7 @@ def test_a_lock_is_held_again_by_its_holder_only(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from dohyo.lab.training.locks import locked
+from dohyo.lab.training.processes import locked
 
 with locked(Path(sys.argv[1])):
     pass

@@ -1,7 +1,7 @@
 """Log-weights from another program: one row for each datum, i.i.d. along the row."""
 
 import math
-from array import array
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, summarise
-from dohyo.lab.claims import check_memory
 from dohyo.lab.data.readers import read_numpy
-from dohyo.lab.data.tables import csv_rows, shown
+from dohyo.lab.data.tables import column_names, csv_rows, numbers
 from dohyo.names import named
 from dohyo.packing import reduce_packed
 
@@ -24,17 +23,17 @@ _LARGEST = 1e300  # beyond it sums and differences of log-weights overflow
 
 
 def load_log_weights(path: Path, key: str | None = None) -> Tensor:
-    """(data, samples) float64 from a .npy, .npz or .csv file; a single row of numbers is one datum.
-
-    `key` is the array's name in a .npz file with several.
-    """
+    """(data, samples) float64 from a .npy, .npz or .csv file; one row is one datum. `key`: the array, if a .npz has several."""
     if path.suffix not in (".npy", ".npz", ".csv"):
         raise DohyoError(f"{path}: the ending must be .npy, .npz or .csv")
     if not path.is_file():
         raise DohyoError(f"{path}: there is no such file")
     if key is not None and path.suffix != ".npz":
         raise DohyoError(f"{path}: --key names an array of a .npz file; leave it out")
-    array = _read_csv(path) if path.suffix == ".csv" else _read_numpy(path, key)
+    try:
+        array = _read_csv(path) if path.suffix == ".csv" else _read_numpy(path, key)
+    except DohyoError as error:
+        raise DohyoError(f"{path}: {error}") from error
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or array.size == 0:
         raise DohyoError(f"{path}: holds {array.dtype} {array.shape}; it must be real numbers, (data, samples), not empty")
     with np.errstate(over="ignore"):
@@ -99,34 +98,13 @@ def block_width(samples: int, replicates: int) -> int:
 
 
 def _read_numpy(path: Path, key: str | None) -> NDArray[Any]:
-    try:
-        arrays = read_numpy(path, lambda names: [key] if key in names else names)
-    except DohyoError as error:
-        raise DohyoError(f"{path}: {error}") from error
+    arrays = read_numpy(path, lambda names: [key] if key in names else names)
     if key is None and len(arrays) != 1:
-        raise DohyoError(f"{path}: holds {len(arrays)} arrays ({', '.join(arrays)}); choose one with --key")
+        raise DohyoError(f"holds {len(arrays)} arrays ({', '.join(arrays)}); choose one with --key")
     return next(iter(arrays.values())) if key is None or path.suffix == ".npy" else named(arrays, key, "array")
 
 
 def _read_csv(path: Path) -> NDArray[Any]:
-    found, width = array("d"), 0
-    try:
-        for line, cells in csv_rows(path, ","):
-            if not cells:
-                continue
-            width = width or len(cells)
-            if len(cells) != width:
-                raise DohyoError(f"line {line} has {len(cells)} numbers, the lines before it {width}")
-            found.extend(_number(cell, line, column) for column, cell in enumerate(cells, start=1))
-            check_memory(len(found), found.itemsize)
-    except DohyoError as error:
-        raise DohyoError(f"{path}: {error}") from error
-    return np.frombuffer(found).reshape(-1, max(1, width))
-
-
-def _number(cell: str, line: int, column: int) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        where = f"line {line}, column {column}"
-        raise DohyoError(f"{where}: {shown(cell)!r} is not a number; leave headers and names out") from None
+    rows = (row for row in csv_rows(path, ",") if row[1])
+    first = next(rows, (0, []))
+    return numbers(chain([first], rows), column_names([""] * len(first[1])), "leave headers and names out")

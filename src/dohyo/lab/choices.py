@@ -19,11 +19,7 @@ CHOICES: dict[str, dict[str, str]] = {
         "dreg": "IWAE on the same weights, with the doubly reparameterised gradient",
         "sleep": "the z that each sample was made from",
     },
-    "optimiser": {
-        "adam": "Adam",
-        "amsgrad": "Adam with the maximum of its second moments",
-        "rmsprop": "no momentum",
-    },
+    "optimiser": {"adam": "Adam", "amsgrad": "Adam with the maximum of its second moments", "rmsprop": "no momentum"},
     "recipe": {
         "paper": "amsgrad, learning rate 1e-3, epsilon 1e-4, schedule plateau, no average",
         "ours": "adam, learning rate 2e-3, epsilon 1e-8, schedule cosine, average 10",
@@ -32,12 +28,7 @@ CHOICES: dict[str, dict[str, str]] = {
         "plateau": "lowered, and training stopped, when the validation NLL no longer falls",
         "cosine": "to a hundredth over --epochs or --max-seconds, whichever ends first; never stopped before",
     },
-    "device": {
-        "auto": "a GPU if there is one",
-        "cpu": "the processor",
-        "cuda": "an NVIDIA GPU",
-        "mps": "an Apple GPU",
-    },
+    "device": {"auto": "a GPU if there is one", "cpu": "the processor", "cuda": "an NVIDIA GPU", "mps": "an Apple GPU"},
     "program": {
         "auto": "captured on a CUDA GPU if that is possible, else plain",
         "plain": "the readable step",
@@ -55,10 +46,7 @@ CHOICES: dict[str, dict[str, str]] = {
         "grey": "probabilities, from which every batch is binarised at random",
         "real": "any numbers, with a Gaussian likelihood",
     },
-    "model": {
-        "vae": "one stochastic layer",
-        "vae2": "two stochastic layers",
-    },
+    "model": {"vae": "one stochastic layer", "vae2": "two stochastic layers"},
     "k_draw": {
         "batch": "one K for all data or samples of a step",
         "datum": "one K for each",
@@ -78,10 +66,7 @@ CHOICES: dict[str, dict[str, str]] = {
         "x": "through x alone, in p(x | z) and in q(z; x)",
         "decoder": "through x in p(x | z) alone",
     },
-    "on_divergence": {
-        "stop": "end the run, and keep its checkpoint",
-        "continue": "train on",
-    },
+    "on_divergence": {"stop": "end the run, and keep its checkpoint", "continue": "train on"},
     "split": {
         "test": "data that training never saw",
         "valid": "data that decided when to stop",

@@ -23,11 +23,9 @@ _MADE = re.compile(r"torch \w+Storage|torch Size|torch._utils _rebuild_(tensor_v
 
 def check_memory(numbers: int, itemsize: int, instead: str = "give fewer data") -> None:
     """A DohyoError if so many numbers of so many bytes are too many for this machine."""
-    needed, memory = float(_COPIES * numbers * max(itemsize, _SMALLEST)), _memory()
+    needed, memory = _COPIES * numbers * max(itemsize, _SMALLEST) / 1e9, _memory() / 1e9
     if needed > memory:
-        raise DohyoError(
-            f"{numbers} numbers take up to {needed / 1e9:.1f} GB of memory, and there are {memory / 1e9:.1f}; {instead}"
-        )
+        raise DohyoError(f"{numbers} numbers take up to {needed:.1f} GB of memory, and there are {memory:.1f}; {instead}")
 
 
 def check_claims(path: Path, choose: Callable[[list[str]], list[str]]) -> None:
@@ -48,9 +46,7 @@ def check_claims(path: Path, choose: Callable[[list[str]], list[str]]) -> None:
 
 def check_checkpoint(path: Path) -> None:
     """A DohyoError if a file is not as `torch.save` writes tensors in plain containers, of no more bytes than the file has.
-
-    `torch.load` with `weights_only` runs no code, but it unpacks what is compressed, and makes a `bytearray` of any length.
-    """
+    `torch.load` with `weights_only` runs no code, but it unpacks what is compressed, and makes a `bytearray` of any length."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):

@@ -16,6 +16,8 @@ from dohyo.files import regular, replacing
 from dohyo.lab.claims import check_claims
 from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, read_result, replica_folder
 
+_WANTED = "give a run's folder, or a .npz of dohyo evaluate"
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -56,9 +58,7 @@ def load_evaluation(path: Path, name: str | None = None) -> Saved:
         annealed = bool(about.get("annealed", False))
         found = summarise(log_px[:, None], estimator, cost, khat, 0.95, fingerprint, known, annealed, replicates)
     except OSError as error:
-        raise DohyoError(
-            f"{path}: cannot be read ({error.strerror or error}); give a run's folder, or a .npz of dohyo evaluate"
-        ) from error
+        raise DohyoError(f"{path}: cannot be read ({error.strerror or error}); {_WANTED}") from error
     except Exception as error:  # whatever a stranger's or a damaged file leads to
         raise DohyoError(f"{path}: is no saved evaluation; dohyo evaluate --out writes one") from error
     return Saved(name or str(path), found, estimator, about)
@@ -82,9 +82,7 @@ def saved_evaluations(places: Sequence[Path]) -> list[Saved]:
         if (replica_folder(run, 0) / CONFIG).is_file():
             raise DohyoError(f"{run}: holds replicas; name one of them, such as {replica_folder(run, 0)}")
         if not (run / CONFIG).is_file():
-            raise DohyoError(
-                f"{run}: holds no run (there is no {CONFIG} in it); give a run's folder, or a .npz of dohyo evaluate"
-            )
+            raise DohyoError(f"{run}: holds no run (there is no {CONFIG} in it); {_WANTED}")
     file = next((name for name in (VALUES, TEST_VALUES) if all(is_current(run / name) for run in runs)), None)
     if file is None:
         bare = next((run for run in runs if not (run / TEST_VALUES).is_file()), runs[0])

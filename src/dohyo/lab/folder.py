@@ -1,22 +1,22 @@
 """A run's folder and a study's: the names of what is in them, the schema, and how they are read and written.
 
-Training, experiments, studies and the report all use this module, and it imports none of them.
+Training, experiments, studies and the report all use this module, and it imports none of them. A stranger may have written the
+YAML and JSON that is read: neither can grow while it is read, nor be nested without end.
 """
 
 import dataclasses
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, in_one_line
 from dohyo.files import plain, read_whole, remove_leftovers, replacing, resolved
-from dohyo.lab.texts import load_json, load_yaml
 
 SCHEMA_VERSION = 1
 
@@ -48,25 +48,22 @@ _FILES = {CONFIG, CHECKPOINT, METRICS, RESULT, TEST_VALUES, VALUES, TEST_AVERAGE
           *_PICTURES, *(str(Path(name).with_suffix(".json")) for name in _PICTURES)}  # fmt: skip
 _FOLDERS = re.compile(rf"{TENSORBOARD}|{CELLS}|{WORK}|replica_\d+")
 _LONGEST = 2**28  # bytes of records, which is about a million of them
+_LONGEST_YAML = 100_000  # characters of YAML: configs are short, and its reader is slow
+_DEEPEST = 50
+_LARGEST = 1e300
+_DIGITS = 300  # of a whole number in JSON; others become floats, as those with a decimal point are
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot tell"}
 _WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """One claim of a study, and what was found.
+    """One claim of a study, and what was found."""
 
-    Attributes:
-        claim: In one sentence.
-        paper: What the paper says about it, in a few words; "" where the claim is ours.
-        found: The numbers with their error bars, made from the cells.
-        holds: None where these runs cannot tell.
-    """
-
-    claim: str
-    paper: str
-    found: str
-    holds: bool | None
+    claim: str  # in one sentence
+    paper: str  # what the paper says about it, in a few words; "" where the claim is ours
+    found: str  # the numbers with their error bars, made from the cells
+    holds: bool | None  # None where these runs cannot tell
 
     @property
     def verdict(self) -> str:
@@ -99,11 +96,7 @@ def replica_folder(folder: Path, number: int) -> Path:
 
 def check_places(folder: Path, of_folders: bool = False) -> None:
     """A DohyoError if what dohyo writes here would go to another place by a link, or cannot be written because something else
-    has its name: a folder may come from a stranger.
-
-    Args:
-        of_folders: Whether it writes only folders here, of any name.
-    """
+    has its name: a folder may come from a stranger. `of_folders`: it writes only folders here, of any name."""
     home = resolved(folder)
     for path in folder.iterdir() if folder.is_dir() else ():
         lock, inner = path.suffix == ".lock", of_folders or _FOLDERS.fullmatch(path.name) is not None
@@ -116,11 +109,8 @@ def check_places(folder: Path, of_folders: bool = False) -> None:
 
 
 def check_values(values: Values, kinds: Mapping[str, Any], place: Path, remedy: str) -> Values:
-    """The values of a file that a stranger may have written; a DohyoError unless they have these types.
-
-    Args:
-        kinds: A type or a union of types for each key; a key that may be null may also be missing.
-    """
+    """The values of a file that a stranger may have written; a DohyoError unless they have the type, or one of the union, that
+    `kinds` has for each key. A key that may be null may also be missing."""
     for key, kind in kinds.items():
         value, allowed = values.get(key), get_args(kind) or (kind,)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
@@ -155,11 +145,7 @@ def as_values(config: Any) -> Values:
 
 
 def read_json(path: Path, remedy: str) -> Values:
-    """The object in a JSON file.
-
-    Args:
-        remedy: What the user can do about a damaged file.
-    """
+    """The object in a JSON file; `remedy` is what the user can do about a damaged one."""
     try:
         found = load_json(read_whole(path).decode())
     except ValueError as error:  # of JSON, or of UTF-8
@@ -215,3 +201,49 @@ def versions() -> dict[str, str]:
     import dohyo
 
     return {"dohyo": dohyo.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def load_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load) -> Any:
+    """What the text holds; a YAMLError for anchors and aliases, by which a kilobyte can become gigabytes, for great depth, and
+    for values that are not what they claim to be, such as the date 2001-99-99."""
+    if len(text) > _LONGEST_YAML:
+        raise yaml.YAMLError(f"holds {len(text)} characters, and {_LONGEST_YAML} is the most")
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise yaml.YAMLError("uses anchors or aliases (& and *), which are not read here: write the values out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.YAMLError(f"is nested more than {_DEEPEST} deep")
+    try:
+        found = load(text)
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # its readers of numbers and dates raise almost anything
+        raise yaml.YAMLError(f"holds a value that cannot be read ({in_one_line(error)})") from error
+    if _beyond(found):
+        raise yaml.YAMLError(f"holds a whole number beyond {_LARGEST:g}")
+    return found
+
+
+def _beyond(found: Any) -> bool:
+    """Whether it holds a number that no float can hold; some are too long even for an error message."""
+    if isinstance(found, dict | list):
+        return any(map(_beyond, found.values() if isinstance(found, dict) else found))
+    return isinstance(found, int) and abs(found) > _LARGEST
+
+
+def load_json(text: str | bytes) -> Any:
+    """What the text holds; a ValueError if it is not JSON, or is nested too deeply."""
+    deep = f"is nested more than {_DEEPEST} deep"
+    try:
+        found = json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < _DIGITS else float(digits))
+    except RecursionError:
+        raise ValueError(deep) from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        holders = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [part for holder in holders for part in holder]
+    if level:
+        raise ValueError(deep)
+    return found

@@ -1,9 +1,9 @@
 """Options and config files: a parser whose errors are one line and name the nearest choice."""
 
-import inspect
 import re
 import textwrap
 from argparse import SUPPRESS
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_l
 from dohyo.errors import DohyoError
 from dohyo.files import read_whole
 from dohyo.lab.choices import CHOICES
-from dohyo.lab.texts import load_yaml
-from dohyo.names import nearest
+from dohyo.lab.folder import load_yaml
+from dohyo.names import choices, nearest
 
 _WRONG = re.compile(r'key "(?:\w+\.)*(\w+)": .*?(?:Got|Given) value: (.*)$')
-_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _OPTION = re.compile(r"`\w+`")
 _METAVARS = {"Path": "PATH", "float": "NUMBER", "int": "N"}
 _YAML = "dohyo-yaml"  # its name among jsonargparse's readers
@@ -42,13 +41,11 @@ class Formatter(DefaultHelpFormatter):
         return f"usage: {' '.join([self._prog.replace(' [options]', ''), '[options]', *places])}\n\n"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        first, *choices = text.split("\n")
+        first, *listed = text.split("\n")
         lines = textwrap.wrap(" ".join(first.split()), width, break_on_hyphens=False)
-        for choice in choices:
-            name = choice[: len(choice) - len(choice.partition("  ")[2].lstrip())]
-            lines += textwrap.wrap(
-                choice, width, initial_indent="  ", subsequent_indent=" " * (2 + len(name)), break_on_hyphens=False
-            )
+        for choice in listed:
+            indent = " " * (2 + len(choice) - len(choice.partition("  ")[2].lstrip()))  # the text's own, behind the name
+            lines += textwrap.wrap(choice, width, initial_indent="  ", subsequent_indent=indent, break_on_hyphens=False)
         return lines
 
     def _get_default_metavar_for_optional(self, action: Any) -> str:
@@ -90,9 +87,9 @@ class Parser(ArgumentParser):
         text = " ".join(message.split())
         wrong = _WRONG.search(text)
         if wrong and "Literal[" in text:
-            choices = re.findall(r"'(\w[^'\]]*)'(?=[,\]])", "".join(re.findall(r"Literal\[.*?\]", text)))
+            names = re.findall(r"'(\w[^'\]]*)'(?=[,\]])", "".join(re.findall(r"Literal\[.*?\]", text)))
             types = [words for kind, words in _TYPES.items() if f"<class '{kind}'>" in text]
-            text = f"unknown {wrong[1]} {wrong[2]!r}: {nearest(wrong[2], dict.fromkeys([*choices, *types]))}"
+            text = f"unknown {wrong[1]} {wrong[2]!r}: {nearest(wrong[2], dict.fromkeys([*names, *types]))}"
         raise DohyoError(text)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,16 +98,15 @@ class Parser(ArgumentParser):
         return action
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        """With the help that the docstrings of the class and its bases give under "Attributes:"."""
+        """With the help that `dohyo.lab.training.config.option` gave to the fields of the class and its bases."""
         added = super().add_class_arguments(*args, **kwargs)
         for group in self._action_groups:
             if str(group.title).startswith("<class"):
                 group.title = "settings"
-        for base in reversed(args[0].__mro__):
-            _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-            for name, text in _ATTRIBUTE.findall(listed):
-                if action := self._option_string_actions.get(f"--{name}"):
-                    action.help = " ".join(text.split()).replace("%", "%%")
+        for base in filter(is_dataclass, reversed(args[0].__mro__)):
+            for field in fields(base):
+                if text := field.metadata.get("text"):
+                    self._option_string_actions[f"--{field.name}"].help = text.replace("%", "%%")
         for action in self._actions:
             action.help = _OPTION.sub(lambda found: self._as_option(found[0]), action.help or "")
             _list_choices(action)
@@ -140,8 +136,7 @@ def config_parser(config_type: type) -> Parser:
 def _list_choices(action: Any) -> None:
     """The lines of the help for what this option may be; of a `Literal` only those that it has."""
     known = CHOICES.get(action.dest, {})
-    literal = re.search(r"Literal\[(.*?)\]", str(getattr(action, "_typehint", "")))
-    allowed = re.findall(r"'([\w-]+)'", literal[1]) if literal else list(known)
+    allowed = choices(getattr(action, "_typehint", None)) or tuple(known)
     if len(allowed) > 1 and known:
         longest = max(map(len, allowed))
         action.choice_lines = [f"{name:<{longest}}  {known[name]}" for name in allowed if name in known]

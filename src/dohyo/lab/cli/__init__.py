@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import dohyo
-from dohyo.errors import DohyoError
+from dohyo.errors import DohyoError, check_seed
 from dohyo.lab.cli.screen import interruptible
 from dohyo.lab.parsing import Formatter, Parser
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status. Errors that the user cannot correct are bugs, and are raised."""
     with interruptible() as interrupted:
         try:
-            return _run(arguments)
+            return _run(arguments, interrupted)
         except BrokenPipeError:  # whoever read our output has ended, such as `head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still writes as it ends
             return 128 + signal.SIGPIPE
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             reason = " ".join(str(error).split())[:150] or type(error).__name__
             message = f"not enough memory ({reason}); lower --cost, --batch-size, --hidden or --latent, or give fewer data"
-        except KeyboardInterrupt:
-            print("dohyo: interrupted", file=sys.stderr)
+        except KeyboardInterrupt as stop:
+            print(f"dohyo: {stop.args[0] if stop.args else 'interrupted'}", file=sys.stderr)
             return 128 + (interrupted or [signal.SIGINT])[0]
     if len(message) > _LONGEST:  # a stranger's name of a file may have any length
         message = f"{message[: _LONGEST - 300]} ... {message[-300:]}"
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None, interrupted: list[int]) -> int:
     arguments = [_underscored(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
     if not arguments:
         raise DohyoError(f"give a command: {', '.join(_COMMANDS)}; dohyo --help says what each does")
@@ -70,6 +70,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = own.without_nulls(config[config.command])
     given = parser.parse_args(arguments, defaults=False)[config.command]
     options.explicit = dict(given.items())  # without the defaults
+    options.interrupted = interrupted
+    check_seed("--seed", options.get("seed"))
     status: int = _module(config.command).run(options)
     sys.stdout.flush()  # here, where a full disk or a closed pipe is reported
     return status

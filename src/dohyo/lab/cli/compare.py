@@ -1,6 +1,5 @@
 """`dohyo compare`: which model makes the data more probable, and by how much."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from jsonargparse import Namespace
 
 import dohyo
 from dohyo.errors import DohyoError
-from dohyo.lab.cli.screen import measured, say, show_table
+from dohyo.lab.cli.screen import answer, measured, say, show_table
 from dohyo.lab.evaluations import Saved, saved_evaluations
 from dohyo.lab.parsing import Parser
 
@@ -23,9 +22,7 @@ left in all of them, else the test NLL of dohyo train. All must be evaluations o
 
 def parser() -> Parser:
     made = Parser(description="Differences of log p(x) between models on the same data, with intervals.", epilog=_EXAMPLES)
-    made.add_argument(
-        "places", type=Path, nargs="+", metavar="RUN", help="folders of runs, or .npz files of dohyo evaluate --out"
-    )
+    made.add_argument("places", type=Path, nargs="+", metavar="RUN", help="folders of runs or .npz files of dohyo evaluate --out")
     made.add_argument("--confidence", type=float, default=0.95, help="the confidence level of the intervals")
     made.add_json()
     return made
@@ -38,11 +35,9 @@ def run(options: Namespace) -> int:
         raise DohyoError(f"--confidence is {options.confidence}; it must lie strictly between 0 and 1")
     first, *others = saved = saved_evaluations(options.places)
     differences = [difference(other, first, options.confidence) for other in others]
-    if options.json:
-        each = [{"name": one.name, "estimator": dohyo.to_dict(one.estimator), **one.evaluation.to_dict()} for one in saved]
-        print(json.dumps({"evaluations": each, "confidence": options.confidence, "differences": differences}))
-    else:
-        _show(saved, differences, options.confidence)
+    each = [{"name": one.name, "estimator": dohyo.to_dict(one.estimator), **one.evaluation.to_dict()} for one in saved]
+    report = {"evaluations": each, "confidence": options.confidence, "differences": differences}
+    answer(report, options.json, lambda: _show(saved, differences, options.confidence))
     return 0
 
 

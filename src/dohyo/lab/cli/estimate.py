@@ -1,6 +1,5 @@
 """`dohyo estimate`: log p(x) from a file of log-weights."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 from jsonargparse import Namespace
 
 import dohyo
-from dohyo.errors import DohyoError, check_seed
+from dohyo.errors import DohyoError
 from dohyo.files import output_file, plain, replacing
 from dohyo.lab.bank import block_width, estimate_bank, load_log_weights, log_mean
-from dohyo.lab.cli.screen import estimator_from, interval, measured, say, show_evaluation, show_table
+from dohyo.lab.cli.screen import answer, estimator_from, interval, measured, say, show_evaluation, show_table
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import Options, option
 
@@ -61,10 +60,8 @@ def run(options: Namespace) -> int:
         from dohyo.lab.plots.picture import check_picture
 
         check_picture(options.plot)
-    check_seed("--seed", options.seed)
-    for path in (options.out, options.plot):
-        if path is not None:
-            output_file(path)
+    if options.out is not None:
+        output_file(options.out)
     log_w = load_log_weights(options.file, options.key)
     data, samples = log_w.shape
     replicates = options.replicates
@@ -99,10 +96,7 @@ def run(options: Namespace) -> int:
         from dohyo.lab.plots.bank import plot_bank
 
         plot_bank(log_w, cost, replicates, options.seed, options.plot)
-    if options.json:
-        print(json.dumps(report))
-    else:
-        _show(report, options)
+    answer(report, options.json, lambda: _show(report, options))
     return 0
 
 

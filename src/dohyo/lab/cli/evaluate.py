@@ -1,30 +1,19 @@
 """`dohyo evaluate`: log p(x) of a trained model."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import Namespace
-from rich.progress import Progress
 
 import dohyo
-from dohyo.errors import DohyoError, check_seed
+from dohyo.errors import DohyoError
 from dohyo.evaluation import check_sizes, check_target
 from dohyo.files import output_file
-from dohyo.lab.cli.screen import console, estimator_from, interval, number, say, show_evaluation, show_table, tuning_bar
+from dohyo.lab.cli.screen import answer, estimator_from, interval, number, passing_bar, say, show_evaluation, show_table
 from dohyo.lab.evaluations import save_evaluation
-from dohyo.lab.experiments.annealing import (
-    CHAINS,
-    EXAMINED,
-    ITERATIONS,
-    Anneal,
-    Weights,
-    check_anneal,
-    choose_weights,
-    plot_weights,
-)
+from dohyo.lab.experiments.annealing import CHAINS, EXAMINED, Anneal, Asked, Weights, check_anneal, choose_weights, plot_weights
 from dohyo.lab.experiments.density import DensityRun, evaluate_over_processes
 from dohyo.lab.folder import EVALUATION, VALUES, write_json
 from dohyo.lab.parsing import Parser
@@ -60,9 +49,7 @@ class EvaluateConfig(Options):
     )  # fmt: skip
     split: Literal["test", "valid", "train"] = option("test", "Which of the run's data to evaluate on.")
     replicates: int = option(1, "Estimates for each datum.")
-    target_stderr: float | None = option(
-        None, "The standard error wanted for the estimator's noise; a pilot then fixes the replicates."
-    )
+    target_stderr: float | None = option(None, "The standard error wanted for the noise; a pilot then fixes the replicates.")
     max_rows: int | None = option(
         None, "The most rows given to the network at a time, which bounds memory; null for 2,000 on a CPU and 200,000 on a GPU."
     )
@@ -86,7 +73,6 @@ def parser() -> Parser:
 
 
 def run(options: Namespace) -> int:
-    check_seed("--seed", options.seed)
     trained = DensityRun.open(options.run)
     check_anneal(options.anneal)
     estimator = estimator_from(options.estimator, COST if options.cost is None else options.cost)
@@ -106,9 +92,9 @@ def run(options: Namespace) -> int:
         raise DohyoError(f"{len(x)} data at this cost would take {total:.2g} log-weights, which takes years; lower --cost")
     fabric = launch(options.device)
     what = f"{options.split} average" if options.average else options.split
-    settings = (options.anneal, what, options.seed, options.max_rows)
-    with tuning_bar(ITERATIONS, options.json or not fabric.is_global_zero) as progress:
-        weights = choose_weights(fabric, options.run, model, x, *settings, progress)
+    asked = Asked(options.anneal, what, options.seed, options.max_rows)
+    with passing_bar("tuning chains", options.json or not fabric.is_global_zero) as on_tuning:
+        weights = choose_weights(fabric, options.run, model, x, asked, on_tuning)
     if weights.steps:
         cost = ANNEALED_COST if options.cost is None else options.cost
         estimator = estimator_from(options.estimator, max(cost / weights.each, FEWEST))
@@ -122,12 +108,10 @@ def run(options: Namespace) -> int:
     if not fabric.is_global_zero:
         return 0
     found = {**reports[0], **({"reference": reports[1]} if options.reference else {})}
-    if options.json:
-        print(json.dumps(found))
-    else:
-        _show(reports, f"{options.run}{', averaged' if options.average else ''}: {len(x)} {options.split} data")
+    title = f"{options.run}{', averaged' if options.average else ''}: {len(x)} {options.split} data"
+    answer(found, options.json, lambda: _show(reports, title))
     if not options.average:
-        _keep(found, weights, model, x.to(fabric.device), options)
+        _keep(found, weights, model, x.to(fabric.device), asked, options)
     return 0
 
 
@@ -171,13 +155,13 @@ def _save(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weights
         print(f"dohyo: the values are not kept for dohyo compare: {error}; --out writes them elsewhere", file=sys.stderr)
 
 
-def _keep(found: dict[str, Any], weights: Weights, model: Any, x: Any, options: Namespace) -> None:
+def _keep(found: dict[str, Any], weights: Weights, model: Any, x: Any, asked: Asked, options: Namespace) -> None:
     """What was found, and the picture of annealed weights, in the run's folder, where the report looks for them."""
     best = load_checkpoint(options.run)["numbers"]["best_epoch"]
     try:
         write_json(options.run / EVALUATION, found | {"best_epoch": best})
         if weights.steps:
-            picture = plot_weights(options.run, model, weights, x, options.seed, options.max_rows)
+            picture = plot_weights(options.run, model, weights, x, asked)
             if not options.json:
                 say(f"written: {picture}")
     except OSError as error:  # the numbers are printed already; the folder may be somebody else's
@@ -185,14 +169,11 @@ def _keep(found: dict[str, Any], weights: Weights, model: Any, x: Any, options: 
 
 
 def _evaluated(fabric: Any, weights: Weights, x: Any, estimator: Any, options: Namespace, first: bool) -> dohyo.Evaluation:
-    quiet = options.json or not fabric.is_global_zero
-    with Progress(console=console(), disable=quiet, transient=True) as progress:
-        task = progress.add_task(estimator.name, total=-(-len(x) // fabric.world_size))
+    with passing_bar(estimator.name, options.json or not fabric.is_global_zero) as on_test:
         return evaluate_over_processes(
-            fabric, weights.model, x, estimator, seed=options.seed, max_rows=options.max_rows,
+            fabric, weights.model, x, estimator, on_test, seed=options.seed, max_rows=options.max_rows,
             replicates=options.replicates if first else 1,
             target_stderr=options.target_stderr if first else None,
-            progress=lambda done: progress.update(task, completed=done),
             khat_data=EXAMINED,  # as many as auto looks at: a verdict on few data would often contradict it
             **({"khat_samples": CHAINS} if weights.steps else {}),
         )  # fmt: skip

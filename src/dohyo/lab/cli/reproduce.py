@@ -1,7 +1,5 @@
 """`dohyo reproduce`: the paper's tables and figures, one study each."""
 
-import json
-import signal
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,7 +11,7 @@ from jsonargparse import Namespace
 from rich.progress import Progress
 
 from dohyo.errors import DohyoError
-from dohyo.lab.cli.screen import interruptible, progress_bar, say, show_table
+from dohyo.lab.cli.screen import answer, progress_bar, say, show_table
 from dohyo.lab.folder import VERDICTS
 from dohyo.lab.parsing import Parser
 from dohyo.lab.studies import STUDIES, reproduce
@@ -51,9 +49,7 @@ def parser(arguments: Sequence[str]) -> Parser:
     for key in study.picks:
         made.add_argument(f"--{key}", nargs="+", type=str, help=f"do only the cells with this {key}, or one of these")
     made.add_argument("--workers", type=int, help="do so many cells at a time, each in a process with its part of the cores")
-    made.add_argument(
-        "--scheduler", type=str, help="do the cells on the Dask cluster with this address, such as tcp://node1:8786"
-    )
+    made.add_argument("--scheduler", type=str, help="do the cells on the Dask cluster at this address, such as tcp://node1:8786")
     made.add_json()
     made.add_class_arguments(type(study.SCALES["paper"]))
     return made
@@ -71,21 +67,12 @@ def run(options: Namespace) -> int:
     only = picked(study, picks) if picks else None
     if options.scheduler is None:
         launch(study.config.device)  # so that a missing device is reported before anything begins
-    interrupted: list[int] = []
-    failed: dict[str, str] = {}
+    several = options.workers is not None or options.scheduler is not None
     try:
-        with interruptible() as interrupted:
-            if options.workers is None and options.scheduler is None:
-                report = _one_by_one(study, options, only, interrupted)
-            else:
-                report, failed = _side_by_side(study, options, only)
+        report, failed = (_side_by_side if several else _one_by_one)(study, options, only)
     except KeyboardInterrupt:
-        print(f"dohyo: interrupted; the same command continues with {options.out}", file=sys.stderr)
-        return 128 + (interrupted or [signal.SIGINT])[0]
-    if options.json:
-        print(json.dumps(report))
-    else:
-        _show(report, options.out)
+        raise KeyboardInterrupt(f"interrupted; the same command continues with {options.out}") from None
+    answer(report, options.json, lambda: _show(report, options.out))
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise DohyoError(f"{len(failed)} of {report['cells_total']} cells failed ({reasons}); the same command tries them again")
@@ -100,16 +87,16 @@ def _show(report: dict[str, Any], folder: Path) -> None:
     say(f"everything is in {folder}")
 
 
-def _one_by_one(study: Any, options: Namespace, only: list[str] | None, interrupted: list[int]) -> dict[str, Any]:
+def _one_by_one(study: Any, options: Namespace, only: list[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
     with progress_bar("{task.completed:.1f}/{task.total} cells", options.json) as progress:
         task = progress.add_task(study.name, total=None, note="")
 
         def on_progress(name: str, done: float, total: int) -> None:
-            if interrupted:
+            if options.interrupted:
                 raise KeyboardInterrupt
             progress.update(task, completed=done, total=total, note=name)
 
-        return reproduce(study, options.out, on_progress, only)
+        return reproduce(study, options.out, on_progress, only), {}
 
 
 def _side_by_side(study: Any, options: Namespace, only: list[str] | None) -> tuple[dict[str, Any], dict[str, str]]:

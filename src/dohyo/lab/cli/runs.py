@@ -2,25 +2,24 @@
 
 import dataclasses
 import json
-import signal
-import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
 from dohyo.errors import DohyoError, reporting
-from dohyo.lab.cli.screen import count, interruptible, progress_bar, say
+from dohyo.lab.cli.screen import count, progress_bar, say
 from dohyo.lab.experiments.run import Run
-from dohyo.lab.folder import CHECKPOINT, RESULT
+from dohyo.lab.folder import CHECKPOINT, RESULT, Values
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import filled, resumable_fields
 from dohyo.lab.training.processes import launch, leave, on_first
 from dohyo.lab.training.state import load_checkpoint
 
-_OWN = ("out", "resume", "json", "config", "explicit")  # what is not in a run's config
+_OWN = ("out", "resume", "json", "config", "explicit", "interrupted")  # what is not in a run's config
 
 
 class RunParser(Parser):
@@ -45,17 +44,10 @@ def run_parser(run_type: type[Run[Any]], description: str, examples: str) -> Par
 
 
 def run_command(
-    run_type: type[Run[Any]],
-    config: Namespace,
-    note: Callable[[dict[str, Any]], str],
-    summary: Callable[[dict[str, Any]], list[str]],
+    run_type: type[Run[Any]], config: Namespace, note: Callable[[Values], str], summary: Callable[[Values], list[str]]
 ) -> int:
-    """Start or resume a run, and print its result.
-
-    Args:
-        note: A record in a few words, for the progress bar.
-        summary: The lines to print for a result; the folder is added to the first.
-    """
+    """Start or resume a run, and print its result: `note` is a record in a few words, for the progress bar, and `summary` the
+    lines to print for a result, to the first of which the folder is added."""
     if (config.out is None) == (config.resume is None):
         raise DohyoError("give --out FOLDER for a new run, or --resume FOLDER to continue one")
     made = {key: value for key, value in config.items() if key not in _OWN}
@@ -71,21 +63,20 @@ def run_command(
     if config.resume is None:
         on_first(fabric, run.check_new)
         run.check(fabric)  # everything that can be wrong, before the first file
-    interrupted: list[int] = []
     try:
-        with run.beginning(fabric) if config.resume is None else run.writing(fabric), interruptible() as interrupted:
+        with run.beginning(fabric) if config.resume is None else run.writing(fabric):
             if config.resume is not None:
                 run = opened()  # another process may have continued it since
             result = kept = run.result if run.finished else None
             if result is None:
-                result = _completed(run, fabric, quiet, interrupted, note)
+                with _peers(run.folder):
+                    result = _train(run, fabric, quiet, config.interrupted, note)
             elif not quiet:
                 reason = "it ended by itself" if result[run.length] < run.config.length else f"--{run.length} N extends it"
                 say(f"{run.folder}: already finished after {count(result[run.length])} {run.length}; {reason}")
     except KeyboardInterrupt:
-        if fabric.is_global_zero:
-            print(f"dohyo: interrupted; continue with: dohyo {run.command} --resume {run.folder}", file=sys.stderr)
-        return 128 + (interrupted or [signal.SIGINT])[0]
+        again = f"; continue with: dohyo {run.command} --resume {run.folder}" if fabric.is_global_zero else ""
+        raise KeyboardInterrupt(f"interrupted{again}") from None
     leave(fabric)
     if fabric.is_global_zero and config.json:
         print(json.dumps(result))
@@ -98,45 +89,38 @@ def run_command(
     return 0
 
 
-def _completed(
-    run: Run[Any], fabric: Any, quiet: bool, interrupted: list[int], note: Callable[[dict[str, Any]], str]
-) -> dict[str, Any]:
-    try:
-        run.check(fabric)
-        for line in () if quiet else run.notes:
-            say(line)
-        return _train(run, fabric, quiet, interrupted, note)
-    except RuntimeError as error:
-        if not _from_peers(error):
-            raise
-        raise DohyoError(f"another process of the job failed ({str(error).splitlines()[0]}); the checkpoint is kept: start "
-                         f"as many again with --resume {run.folder}") from error  # fmt: skip
-
-
 def _resumable(config_type: Any) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in resumable_fields(config_type))
 
 
 def _resumed(run_type: type[Run[Any]], folder: Path, explicit: dict[str, Any]) -> Run[Any]:
     run = run_type.open(folder)
-    new = dataclasses.replace(run.config, **{key: explicit[key] for key in resumable_fields(run.config) if key in explicit})
+    free = resumable_fields(run.config)
     for key, value in explicit.items():
-        if key not in resumable_fields(run.config) and value != getattr(run.config, key):
+        if key not in free and value != getattr(run.config, key):
             raise DohyoError(f"--{key} {value} differs from the run's {getattr(run.config, key)}; a resumed run keeps its config "
                              f"(only {_resumable(run.config)} may change): start a new one with --out")  # fmt: skip
-    run.config = new
+    run.config = dataclasses.replace(run.config, **{key: explicit[key] for key in free if key in explicit})
     return run
 
 
-def _from_peers(error: RuntimeError) -> bool:
-    """Whether it was raised by torch's communication, because another process is gone."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("torch.distributed")
+@contextmanager
+def _peers(folder: Path) -> Iterator[None]:
+    """Say so where torch's communication raises an error because another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+        if not str(frame.f_globals.get("__name__")).startswith("torch.distributed"):
+            raise
+        raise DohyoError(f"another process of the job failed ({str(error).splitlines()[0]}); the checkpoint is kept: start "
+                         f"as many again with --resume {folder}") from error  # fmt: skip
 
 
-def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Callable[[Values], str]) -> Values:
+    run.check(fabric)
+    for line in () if quiet else run.notes:
+        say(line)
     unit = run.config.unit
     with progress_bar("{task.completed}/{task.total}", quiet) as progress:
         folders = [replica.folder for replica in getattr(run, "replicas", [])] or [run.folder]
@@ -145,7 +129,7 @@ def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Cal
         testing = progress.add_task("test", total=None, note="", visible=False)
         said: set[str] = set()
 
-        def on_epoch(record: dict[str, Any]) -> None:
+        def on_epoch(record: Values) -> None:
             if interrupted:
                 raise KeyboardInterrupt
             done[record.get("replica", 0)] = record[unit]
@@ -159,5 +143,5 @@ def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Cal
 
         if unit == "step" and len(folders) == 1:  # an epoch is what lies between two checks, which can take long
             run.parts[1].on_step = lambda step: progress.update(training, completed=step)
-        result: dict[str, Any] = run.train(fabric, on_epoch, on_test)
+        result: Values = run.train(fabric, on_epoch, on_test)
         return result

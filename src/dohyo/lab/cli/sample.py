@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from dohyo.errors import DohyoError, check_seed
+from dohyo.errors import DohyoError
 from dohyo.lab.cli.screen import say
 from dohyo.lab.experiments.density import SAMPLED, DensityRun
 from dohyo.lab.parsing import Parser
@@ -18,8 +18,6 @@ _EXAMPLES = """examples:
   dohyo sample runs/a --count 64 --out samples.png
   dohyo sample runs/a --count 16 --reconstruct --out reconstructions.png
 """
-
-
 _MOST = 10_000  # a picture of more would show nothing
 
 
@@ -37,7 +35,6 @@ def parser() -> Parser:
 def run(options: Namespace) -> int:
     if options.count is not None and not 1 <= options.count <= _MOST:
         raise DohyoError(f"--count is {options.count}; it must be from 1 to {_MOST}")
-    check_seed("--seed", options.seed)
     check_picture(options.out)
     trained = DensityRun.open(options.run)
     model: Any = trained.trained(options.average)

@@ -1,16 +1,15 @@
 """`dohyo sandwich`: log p(x) of a trained model from both sides."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
 import dohyo
-from dohyo.errors import DohyoError, check_seed
+from dohyo.errors import DohyoError
 from dohyo.evaluation import check_sizes, isolated
-from dohyo.lab.cli.screen import number, say, show_table, tuning_bar
-from dohyo.lab.experiments.annealing import ITERATIONS, Anneal, check_anneal, choose_weights
+from dohyo.lab.cli.screen import answer, number, passing_bar, say, show_table
+from dohyo.lab.experiments.annealing import Anneal, Asked, check_anneal, choose_weights
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.folder import SANDWICH, write_json
 from dohyo.lab.parsing import Parser
@@ -44,7 +43,6 @@ def parser() -> Parser:
 def run(options: Namespace) -> int:
     trained = DensityRun.open(options.run)
     check_anneal(options.anneal)
-    check_seed("--seed", options.seed)
     for name, least in (("count", 2), ("chains", 1)):
         if not least <= options[name] <= _MOST:
             raise DohyoError(f"--{name} is {options[name]}; it must be at least {least} and at most {_MOST}")
@@ -55,25 +53,21 @@ def run(options: Namespace) -> int:
         raise DohyoError(f"{type(model).__name__} has no sample_joint(n), n rows of z and of x given z; write it")
     with isolated(model, options.seed + SEED):
         x = model.sample_joint(TUNED_ON)[1]
-    settings = (options.anneal, "simulated", options.seed, options.max_rows)
-    with tuning_bar(ITERATIONS, options.json or not fabric.is_global_zero) as progress:
-        weights = choose_weights(fabric, options.run, model, x, *settings, progress)
+    asked = Asked(options.anneal, "simulated", options.seed, options.max_rows)
+    with passing_bar("tuning chains", options.json or not fabric.is_global_zero) as on_tuning:
+        weights = choose_weights(fabric, options.run, model, x, asked, on_tuning)
     found = dohyo.sandwich(weights.model, options.count, chains=options.chains, seed=options.seed, max_rows=options.max_rows)
     report = {"run": str(options.run), "seed": options.seed, **found.to_dict(), "warnings": list(weights.warnings)}
     leave(fabric)
     if fabric.is_global_zero:
         write_json(options.run / SANDWICH, report)
-        if options.json:
-            print(json.dumps(report))
-        else:
-            _show(report, weights.name)
+        answer(report, options.json, lambda: _show(report, weights.name))
     return 0
 
 
 def _show(report: dict[str, Any], weights: str) -> None:
     columns = ["bound on log p(x)", "mean", "standard error"]
-    rows = [[name, number(report[key]), number(report[f"{key}_stderr"])]
-            for name, key in (("upper", "upper"), ("lower", "lower"), ("gap", "gap"))]  # fmt: skip
+    rows = [[name, number(report[name]), number(report[f"{name}_stderr"])] for name in ("upper", "lower", "gap")]
     title = f"{report['run']}: {report['count']} simulated data, {report['chains']} chains each way ({weights})"
     show_table(title, columns, rows, words=("bound on log p(x)",))
     say(f"{'they cross: ' if report['crosses'] else ''}{report['verdict']}")

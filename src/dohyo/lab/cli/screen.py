@@ -1,6 +1,7 @@
 """What the commands share: the screen, progress, interrupts, and estimators by name."""
 
 import contextlib
+import json
 import math
 import signal
 import sys
@@ -19,8 +20,7 @@ import dohyo
 from dohyo.errors import DohyoError
 from dohyo.estimators import ESTIMATORS
 from dohyo.files import read_whole
-from dohyo.lab.folder import beyond_verdict
-from dohyo.lab.texts import load_yaml
+from dohyo.lab.folder import beyond_verdict, load_yaml
 from dohyo.names import named
 
 
@@ -36,6 +36,14 @@ def console() -> Console:
 
 def say(text: str) -> None:
     console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def answer(report: dict[str, Any], in_json: bool, show: Callable[[], None]) -> None:
+    """Print a report as one JSON object, or let `show` print it in words."""
+    if in_json:
+        print(json.dumps(report))
+    else:
+        show()
 
 
 def show_table(
@@ -104,22 +112,18 @@ def each_replica(result: dict[str, Any], key: str) -> list[str]:
 
 
 def progress_bar(completed: str, quiet: bool) -> Progress:
-    """A progress bar with a note behind it.
-
-    Args:
-        completed: How far it is, such as "{task.completed}/{task.total}".
-    """
+    """A progress bar with a note behind it; `completed` says how far it is, such as "{task.completed}/{task.total}"."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(completed), TimeElapsedColumn(), TextColumn("left"),
                TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False))  # fmt: skip
     return Progress(*columns, console=console(), disable=quiet)
 
 
 @contextlib.contextmanager
-def tuning_bar(iterations: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar for the tuning of chains, which appears when that begins: to be called with the iterations done."""
+def passing_bar(name: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar that appears when it is first called, with what is done and the total, and goes when its work has ended."""
     with Progress(console=console(), disable=quiet, transient=True) as progress:
-        task = progress.add_task("tuning chains", total=iterations, visible=False)
-        yield lambda done: progress.update(task, completed=done, visible=True)
+        task = progress.add_task(name, total=None, visible=False)
+        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """A data set: three splits of one kind, and how arrays become one."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -11,22 +10,19 @@ from torch import Tensor
 
 from dohyo.errors import DohyoError
 
+Arrays = dict[str, NDArray[Any]]
 Kind = Literal["binary", "grey", "real"]
+AnyKind = Literal["auto", "binary", "grey", "real"]
 SPLITS = ("train", "valid", "test")
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What was read: arrays (n, ...) by name, and what is known about them beside their numbers.
+    """What was read: arrays (n, ...) by name, and what is known about them beside their numbers."""
 
-    Attributes:
-        white: What stands for white where the file's format says it, as with images; None where the numbers must tell.
-        columns: The names of a table's columns; empty for other data.
-    """
-
-    arrays: Mapping[str, NDArray[Any]]
-    white: float | None = None
-    columns: tuple[str, ...] = ()
+    arrays: Arrays
+    white: float | None = None  # what stands for it where the file's format says so, as with images; else the numbers must tell
+    columns: tuple[str, ...] = ()  # the names of a table's columns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,12 +77,7 @@ class Dataset:
 
 
 def from_arrays(
-    name: str,
-    source: Source,
-    wanted: Kind | Literal["auto"],
-    seed: int,
-    white: float | None = None,
-    shape: tuple[int, ...] | None = None,
+    name: str, source: Source, wanted: AnyKind, seed: int, white: float | None, shape: tuple[int, ...] | None
 ) -> Dataset:
     """A data set of the arrays `train`, `valid` and `test`, each (n, ...), which `check_array` has accepted.
 
@@ -130,7 +121,7 @@ def check_array(what: str, array: NDArray[Any], columns: tuple[str, ...] = ()) -
         raise DohyoError(f"{where} are NaN, infinite or beyond float32; remove or replace them")
 
 
-def _check_agreement(arrays: Mapping[str, NDArray[Any]]) -> None:
+def _check_agreement(arrays: Arrays) -> None:
     train = arrays["train"]
     for split, array in arrays.items():
         if array.shape[1:] != train.shape[1:]:
@@ -139,9 +130,7 @@ def _check_agreement(arrays: Mapping[str, NDArray[Any]]) -> None:
             raise DohyoError(f"{split} holds {array.dtype} and train {train.dtype}; make both floats or both whole numbers")
 
 
-def _kind_and_scale(
-    arrays: Mapping[str, NDArray[Any]], wanted: Kind | Literal["auto"], source: Source, white: float | None
-) -> tuple[Kind, float, str]:
+def _kind_and_scale(arrays: Arrays, wanted: AnyKind, source: Source, white: float | None) -> tuple[Kind, float, str]:
     """What kind the data are, what to divide them by, and both in words."""
     low = min(array.min().item() for array in arrays.values())
     high = max(array.max().item() for array in arrays.values())
@@ -151,9 +140,7 @@ def _kind_and_scale(
     wanted = "grey" if wanted == "auto" and white is not None else wanted
     white = source.white if white is None else white
     if white is not None and not (low >= 0 and high <= white < np.inf):
-        raise DohyoError(
-            f"white is {white:g}, but these are {came}; white is the largest number that there can be, and black is 0"
-        )
+        raise DohyoError(f"white is {white:g}, but these are {came}; white is the largest number there can be, and black is 0")
     top = white or (255 if whole and high > 1 else 1)
     grey = low >= 0 and high <= top
     colour = source.white is not None and arrays["train"].shape[1] == 3

@@ -1,7 +1,4 @@
-"""A folder of images of one size, grey or in colour.
-
-As in `readers`, errors do not name the folder; the caller does.
-"""
+"""A folder of images of one size, grey or in colour; as in `readers`, errors do not name it."""
 
 import os
 import warnings
@@ -13,18 +10,16 @@ from numpy.typing import NDArray
 
 from dohyo.errors import DohyoError, in_one_line
 from dohyo.lab.claims import check_memory
-from dohyo.lab.data.readers import Arrays
+from dohyo.lab.data.dataset import Source
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 _MOST_FOLDERS, _MOST_FILES = 10_000, 5_000_000
 _GREY, _COLOUR = ("1", "L"), ("RGB", "P", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 
 
-def read_images(folder: Path) -> Arrays:
+def read_images(folder: Path) -> Source:
     """The images in a folder and its subfolders, in the order of their names: (n, 1 or 3, height, width), uint8.
-
-    Subfolders `train` and `test`, and perhaps `valid`, are the splits. If one image is in colour, all become so.
-    """
+    Subfolders `train` and `test`, and perhaps `valid`, are the splits. If one image is in colour, all become so."""
     splits = [split for split in ("train", "valid", "test") if (folder / split).is_dir()]
     if not {"train", "test"} <= set(splits):
         splits = []
@@ -35,7 +30,7 @@ def read_images(folder: Path) -> Arrays:
             raise DohyoError(f"{where} holds no images; those are files that end in {', '.join(ENDINGS)}")
     pixels = _stacked([path for own in files.values() for path in own], folder)
     ends = np.cumsum([len(own) for own in files.values()])[:-1]
-    return dict(zip(files, np.split(pixels, ends), strict=True))
+    return Source(dict(zip(files, np.split(pixels, ends), strict=True)), white=255)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -62,9 +57,7 @@ def _opened(path: Path, folder: Path) -> NDArray[np.uint8]:
         try:
             with Image.open(path) as image:
                 if image.mode not in _GREY + _COLOUR:
-                    raise DohyoError(
-                        f"{name} has pixels of the kind {image.mode}; save it with 8 bits for grey or for each colour"
-                    )
+                    raise DohyoError(f"{name} has pixels of the kind {image.mode}; save it with 8 bits for grey or each colour")
                 if image.mode in _GREY:
                     return np.asarray(image.convert("L"))
                 pixels = np.asarray(image.convert("RGBA"))
@@ -91,9 +84,7 @@ def _stacked(paths: Sequence[Path], folder: Path) -> NDArray[np.uint8]:
         height, width = pixels.shape[2:]
         if image.shape[:2] != (height, width):
             sizes = f"{image.shape[1]} x {image.shape[0]} and {_shown(paths[0], folder)} {width} x {height}"
-            raise DohyoError(
-                f"{_shown(path, folder)} is {sizes}; all images must have one size: resize them, or keep those of one size"
-            )
+            raise DohyoError(f"{_shown(path, folder)} is {sizes}; all images must have one size: resize, or leave others out")
         if colour and pixels.shape[1] == 1:  # if one is in colour, all become so
             pixels = np.repeat(pixels, 3, axis=1)
         pixels[i] = image.transpose(2, 0, 1) if colour else image

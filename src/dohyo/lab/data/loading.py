@@ -3,17 +3,16 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 
 from dohyo.errors import DohyoError, whole
-from dohyo.lab.data.dataset import SPLITS, Dataset, Kind, Source, check_array, from_arrays, random_state
+from dohyo.lab.data.dataset import SPLITS, AnyKind, Dataset, Source, check_array, from_arrays, random_state
 from dohyo.lab.data.images import read_images
 from dohyo.lab.data.public import SETS
 from dohyo.lab.data.readers import read_numpy
-from dohyo.lab.data.tables import Table, read_csv, read_parquet
-from dohyo.names import named, nearest
+from dohyo.lab.data.tables import read_csv, read_parquet
+from dohyo.names import check_choice, nearest
 
 NAMES = tuple(SETS)
 _FEWEST = 10  # data, a tenth of which is one
@@ -22,7 +21,7 @@ _FEWEST = 10  # data, a tenth of which is one
 def load(
     name: str,
     data_dir: Path | None = None,
-    kind: Kind | Literal["auto"] = "auto",
+    kind: AnyKind = "auto",
     seed: int = 0,
     *,
     white: float | None = None,
@@ -45,7 +44,7 @@ def load(
         Traceback (most recent call last):
         dohyo.DohyoError: unknown data set 'digit': did you mean 'digits'? the names are digits, ...; your own is a file ...
     """
-    named(dict.fromkeys(["auto", *get_args(Kind)]), kind, "kind of data")
+    check_choice(kind, AnyKind, "kind of data")
     whole("the seed of the data", seed, 0)
     path = Path(name).expanduser()
     if name in SETS:  # (n, height, width): they get a dimension for the one channel, as convolutions expect it
@@ -62,7 +61,7 @@ def load(
 def _reader(name: str, path: Path) -> Callable[[Path], Source]:
     """What reads a user's file or folder."""
     if name and path.is_dir():
-        return lambda folder: Source(read_images(folder), white=255)
+        return read_images
     suffix = path.suffix.lower()
     if path.is_file() and suffix not in _READERS:
         raise DohyoError(f"{name}: the ending must be {', '.join(_READERS)}; or give a folder of images")
@@ -73,26 +72,22 @@ def _reader(name: str, path: Path) -> Callable[[Path], Source]:
     raise DohyoError(f"unknown data set {name!r}: {nearest(name, SETS)}; your own is a file ({', '.join(_READERS)}) or a folder")
 
 
-def _table(read: Callable[[Path], Table]) -> Callable[[Path], Source]:
-    def source(path: Path) -> Source:
-        numbers, columns = read(path)
-        return Source({"the table": numbers}, columns=columns)
+def _read_arrays(path: Path) -> Source:
+    """The arrays train, test and perhaps valid if a file has them, else all of its arrays."""
 
-    return source
+    def splits(names: list[str]) -> list[str]:
+        return [split for split in SPLITS if split in names] if {"train", "test"} <= set(names) else names
+
+    return Source(read_numpy(path, splits))
 
 
 _READERS: dict[str, Callable[[Path], Source]] = {
-    ".npy": lambda path: Source(read_numpy(path, _splits)),
-    ".npz": lambda path: Source(read_numpy(path, _splits)),
-    ".csv": _table(read_csv),
-    ".tsv": _table(read_csv),
-    ".parquet": _table(read_parquet),
+    ".npy": _read_arrays,
+    ".npz": _read_arrays,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".parquet": read_parquet,
 }
-
-
-def _splits(names: list[str]) -> list[str]:
-    """train, test and perhaps valid if a file has them, else all of its arrays."""
-    return [split for split in SPLITS if split in names] if {"train", "test"} <= set(names) else names
 
 
 def _divided(source: Source, seed: int) -> Source:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dohyo.errors import DohyoError
 from dohyo.files import replacing
-from dohyo.lab.data.readers import Arrays, Reader, UnusableError, decoded
+from dohyo.lab.data.dataset import Arrays
+from dohyo.lab.data.readers import Reader, UnusableError, decoded
 
 _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 _STATIC = tuple(f"{scheme}://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/" for scheme in ("https", "http"))
@@ -41,9 +42,7 @@ def data_folder(data_dir: Path | None) -> tuple[Path, bool]:
 
 def find(readers: Mapping[str, Reader], data_dir: Path | None) -> Arrays:
     """The content of the first of several equivalent files that exists; a download if none does and the folder is the cache.
-
-    `readers` maps paths below the data folder to their readers.
-    """
+    `readers` maps paths below the data folder to their readers."""
     folder, is_cache = data_folder(data_dir)
     for relative, read in readers.items():
         path = folder / relative

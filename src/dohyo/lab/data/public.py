@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dohyo.lab.data.dataset import random_state
+from dohyo.lab.data.dataset import Arrays, random_state
 from dohyo.lab.data.mirrors import find
-from dohyo.lab.data.readers import Arrays, read_amat, read_chardata, read_idx, read_mat, read_omniglot
+from dohyo.lab.data.readers import read_amat, read_chardata, read_idx, read_mat, read_omniglot
 
 # Of the content, not of the file: see the readers.
 SHA256 = {

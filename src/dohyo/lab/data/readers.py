@@ -1,8 +1,4 @@
-"""How files of arrays are read and checked.
-
-A reader takes a path and returns arrays. Its errors do not name the file: the caller knows whether to name a path or an
-address on the network.
-"""
+"""How files of arrays are read and checked; errors do not name the file: the caller knows if it is a path or an address."""
 
 import gzip
 import hashlib
@@ -17,8 +13,8 @@ from numpy.typing import NDArray
 from dohyo.errors import DohyoError
 from dohyo.files import read_whole
 from dohyo.lab.claims import check_claims, check_memory
+from dohyo.lab.data.dataset import Arrays
 
-Arrays = dict[str, NDArray[Any]]
 Reader = Callable[[Path], Arrays]
 
 PICTURE = (28, 28)
@@ -58,9 +54,7 @@ def read_numpy(path: Path, choose: Callable[[list[str]], list[str]]) -> Arrays:
 
 def read_idx(path: Path, sha256: str) -> Arrays:
     """Pictures in MNIST's gzipped idx format: 16 bytes of header, then pixels.
-
-    The checksum is that of the decompressed bytes, header included, because mirrors compress them differently.
-    """
+    The checksum is that of the decompressed bytes, header included, because mirrors compress them differently."""
     with gzip.open(path) as file:
         raw = file.read(_LARGEST)
     _check(raw, sha256)
@@ -93,9 +87,7 @@ def read_omniglot(path: Path, sha256: str) -> Arrays:
 
 def read_chardata(path: Path, train: int, test: int) -> Arrays:
     """Burda's OMNIGLOT: floats in [0, 1], one picture in each column, itself stored column by column.
-
-    Its checksum is not known here; only sizes and range are checked.
-    """
+    Its checksum is not known here; only sizes and range are checked."""
     loaded = _loadmat(path, ["data", "testdata"])
     arrays = {}
     for split, key, count in (("train", "data", train), ("test", "testdata", test)):

@@ -1,7 +1,6 @@
 """Better weights for a trained run: whether they are needed, chains tuned for its data, and their constants beside it."""
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +10,14 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dohyo.annealing import Annealed
-from dohyo.annealing.annealed import ITERATIONS as ITERATIONS  # for the bar of the commands
+from dohyo.annealing.annealed import ITERATIONS
 from dohyo.annealing.chain import check_density
 from dohyo.contract import bound
 from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
 from dohyo.evaluation import checksum, isolated, most_rows
 from dohyo.files import plain
+from dohyo.lab.experiments.run import OnTest
 from dohyo.lab.folder import ANNEALING, LOG_LIKELIHOOD, Values, read_json, write_json
 from dohyo.packing import rows
 from dohyo.verdict import heavy_share
@@ -32,18 +32,22 @@ SEED = 4_000_037  # added to the user's, so that the evaluation draws other nois
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What weights are asked for."""
+
+    anneal: Anneal
+    what: str  # a name for the data, in annealing.json
+    seed: int
+    max_rows: int | None
+
+
+@dataclass(frozen=True)
 class Weights:
-    """What log-weights an evaluation is made from.
+    """What log-weights an evaluation is made from."""
 
-    Attributes:
-        model: The trained model, or chains that start from its encoder.
-        steps: Leapfrogs of a chain; 0 for the encoder's weights.
-        warnings: Why they are the encoder's, where they should not be.
-    """
-
-    model: Any
-    steps: int = 0
-    warnings: tuple[str, ...] = ()
+    model: Any  # the trained model, or chains that start from its encoder
+    steps: int = 0  # leapfrogs of a chain; 0 for the encoder's weights
+    warnings: tuple[str, ...] = ()  # why they are the encoder's, where they should not be
 
     @property
     def each(self) -> int:
@@ -55,35 +59,17 @@ class Weights:
         return f"{self.steps} leapfrogs" if self.steps else "encoder"
 
 
-def choose_weights(
-    fabric: Fabric,
-    folder: Path,
-    model: Any,
-    x: Tensor,
-    anneal: Anneal,
-    what: str,
-    seed: int,
-    max_rows: int | None,
-    progress: Callable[[int], None] | None = None,
-) -> Weights:
+def choose_weights(fabric: Fabric, folder: Path, model: Any, x: Tensor, asked: Asked, on_tuning: OnTest) -> Weights:
     """The weights to use for x. `auto` keeps the encoder's where k-hat finds them good, and else lets a pilot choose.
-
-    Constants are read from the run's folder if they were tuned for these parameters and data, and else written to it.
-
-    Args:
-        what: A name for the data in that file.
-        progress: Called with the number of iterations done, while chains are tuned.
-    """
-    check_anneal(anneal)
-    if anneal == 0:
+    Constants are read from the run's folder if they were tuned for these parameters and data, and else written to it."""
+    if asked.anneal == 0:
         return Weights(model)
-    if anneal != "auto":
+    if asked.anneal != "auto":
         check_density(model)
-    stamp = {"anneal": anneal, "iterations": ITERATIONS, "seed": seed, "parameters": _parameters(model), "data": checksum(x)}
+    stamp = {"anneal": asked.anneal, "iterations": ITERATIONS, "seed": asked.seed, "parameters": _parameters(model),
+             "data": checksum(x)}  # fmt: skip
     x, model = x.to(fabric.device), model.to(fabric.device)
-    found: tuple[Values | None, str] = (None, "")
-    if fabric.is_global_zero:
-        found = _constants(folder, model, x, anneal, what, stamp, seed, max_rows, progress)
+    found = _constants(folder, model, x, asked, stamp, on_tuning) if fabric.is_global_zero else (None, "")
     constants, reason = fabric.broadcast(found)
     if constants is None:
         return Weights(model, 0, (f"the weights cannot be annealed: {reason}",) if reason else ())
@@ -98,21 +84,11 @@ def check_anneal(anneal: Anneal) -> None:
         )
 
 
-def _constants(
-    folder: Path,
-    model: Any,
-    x: Tensor,
-    anneal: Anneal,
-    what: str,
-    stamp: Values,
-    seed: int,
-    max_rows: int | None,
-    progress: Callable[[int], None] | None,
-) -> tuple[Values | None, str]:
+def _constants(folder: Path, model: Any, x: Tensor, asked: Asked, stamp: Values, on_tuning: OnTest) -> tuple[Values | None, str]:
     """The constants of the chains to use; None for the encoder's weights, and why, where that is not by choice."""
     path, remedy = folder / ANNEALING, "remove it: the constants are then tuned again"
     known = read_json(path, remedy) if path.exists() else {}
-    entry = known.get(what)
+    entry, auto = known.get(asked.what), asked.anneal == "auto"
     if isinstance(entry, dict) and {key: entry.get(key) for key in stamp} == stamp:
         try:
             Annealed.from_dict(model, entry["tuned"]["constants"])
@@ -120,27 +96,27 @@ def _constants(
             raise DohyoError(f"{path}: is damaged ({error}); {remedy}") from error
         return entry["tuned"]["constants"], ""
     try:
-        if anneal == "auto":
-            shapes = khat(log_weights(model, x[:EXAMINED], WEIGHTS, seed, max_rows))
+        if auto:
+            shapes = khat(log_weights(model, x[:EXAMINED], WEIGHTS, asked.seed, asked.max_rows))
             if heavy_share(shapes) <= GOOD and not bool((shapes > WORST).any()):
                 return None, ""
-        annealed = Annealed(model, None if anneal == "auto" else anneal)
-        tuned = annealed.tune(x, iterations=ITERATIONS, seed=seed, max_rows=max_rows, progress=progress)
+        annealed = Annealed(model, None if asked.anneal == "auto" else asked.anneal)
+        tuned = annealed.tune(x, seed=asked.seed, max_rows=asked.max_rows, progress=lambda done: on_tuning(done, ITERATIONS))
     except DohyoError as error:
-        if anneal != "auto":
+        if not auto:
             raise
         return None, str(error)  # a model without a density, or with a discrete z
     with contextlib.suppress(OSError):  # they are kept only to save time
-        write_json(path, known | {what: stamp | {"tuned": tuned.to_dict()}})
+        write_json(path, known | {asked.what: stamp | {"tuned": tuned.to_dict()}})
     return plain(tuned.constants.to_dict()), ""
 
 
-def plot_weights(folder: Path, model: Any, weights: Weights, x: Tensor, seed: int, max_rows: int | None) -> Path:
+def plot_weights(folder: Path, model: Any, weights: Weights, x: Tensor, asked: Asked) -> Path:
     """A picture of log p(x) against evaluations, by the encoder's weights and by these, in the run's folder."""
     from dohyo.lab.plots.bank import plot_approach
 
-    encoder = log_weights(model, x[:EXAMINED], ENCODER_WEIGHTS, seed, max_rows)
-    chains = log_weights(weights.model, x[:EXAMINED], CHAINS, seed, max_rows)
+    encoder = log_weights(model, x[:EXAMINED], ENCODER_WEIGHTS, asked.seed, asked.max_rows)
+    chains = log_weights(weights.model, x[:EXAMINED], CHAINS, asked.seed, asked.max_rows)
     plot_approach(encoder, chains, weights.each, weights.steps, folder / LOG_LIKELIHOOD)
     return folder / LOG_LIKELIHOOD
 

@@ -89,10 +89,7 @@ class DensityRun(ReplicatedRun[DensityConfig]):
         model, chains = unannealed(trained), {}
 
         def test_by(model: nn.Module, terms: int) -> Evaluation:
-            return evaluate_over_processes(
-                fabric, model, data.test, IWAE(terms), seed=config.seed, max_rows=config.max_rows,
-                progress=lambda done: on_test(done, -(-len(data.test) // fabric.world_size)),
-            )  # fmt: skip
+            return evaluate_over_processes(fabric, model, data.test, IWAE(terms), on_test, config.seed, max_rows=config.max_rows)
 
         test = test_by(model, config.test_terms)
         if isinstance(trained, Annealed):
@@ -163,14 +160,15 @@ def unannealed(model: nn.Module) -> nn.Module:
 
 
 def evaluate_over_processes(
-    fabric: Fabric, model: Any, data: Tensor, estimator: Estimator, seed: int, **options: Any
+    fabric: Fabric, model: Any, data: Tensor, estimator: Estimator, on_test: OnTest, seed: int, **options: Any
 ) -> Evaluation:
     """`evaluate`, each process on its own part of the data."""
     if len(data) < fabric.world_size:
         raise DohyoError(f"{len(data)} data for {fabric.world_size} processes; use fewer processes")
     model = model.to(fabric.device)
     own = data[fabric.global_rank :: fabric.world_size].to(fabric.device)
-    result = evaluate(model, own, estimator, seed=seed + fabric.global_rank, **options)
+    most, rank = -(-len(data) // fabric.world_size), fabric.global_rank
+    result = evaluate(model, own, estimator, seed=seed + rank, progress=lambda done: on_test(done, most), **options)
     parts = gather(fabric, result)
     if len(parts) == 1:
         return result

@@ -11,7 +11,7 @@ from torch import nn
 from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError, check_seed
 from dohyo.files import resolved
-from dohyo.lab.data import NAMES, Dataset, load
+from dohyo.lab.data import NAMES, AnyKind, Dataset, load
 from dohyo.lab.experiments.annealing import MOST_STEPS
 from dohyo.lab.experiments.run import EstimatorConfig
 from dohyo.lab.training import LoopConfig
@@ -23,7 +23,6 @@ from dohyo.models.registry import takes
 from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
-DataKind = Literal["auto", "binary", "grey", "real"]
 _MOST_TERMS, _LARGEST_DATUM = 100_000, 2**20
 Clip = float | Literal["auto"] | None
 
@@ -36,10 +35,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     data_dir: Path | None = option(
         None, "The folder of the named data; else DOHYO_DATA, else a cache that is filled by download.", resume=True
     )
-    data_kind: DataKind = option("auto", "What the numbers of a file are.")
-    data_white: float | None = option(
-        None, "The grey value that is white, such as 16; needed where whole numbers do not reach 255."
-    )
+    data_kind: AnyKind = option("auto", "What the numbers of a file are.")
+    data_white: float | None = option(None, "The grey value that is white, such as 16; needed if whole numbers do not reach 255.")
     data_shape: str | None = option(None, "The shape of a datum if not the data's own, such as 1x28x28, or 784 for a vector.")
     data_seed: int | None = option(
         None,
@@ -47,18 +44,14 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     )
     model: str = option("vae", "The model by name, or package.module:name, your own nn.Module or a function that returns one.")
     latent: int = 50
-    init_from: Path | None = option(
-        None, "The folder of a run whose best parameters this one begins with; of replicas, each with its own."
-    )
+    init_from: Path | None = option(None, "A run's folder, to begin with its best parameters; of replicas, each with its own.")
     anneal: int = option(
         0,
         "The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own; `cost` "
         "counts chains. 0 for samples of the encoder.",
     )
-    estimator: str | None = option(  # type: ignore[assignment]  # a name once it is made
-        None,
-        "What theta follows; by default sumo, and iwae over chains.",
-    )
+    # A name and a number once it is made.
+    estimator: str | None = option(None, "What theta follows; by default sumo, and iwae over chains.")  # type: ignore[assignment]
     cost: float | None = option(  # type: ignore[assignment]
         None,
         "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 4 chains.",
@@ -66,9 +59,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     max_terms: int | None = option(
         None, "The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit."
     )
-    encoder: Encoder | None = option(
-        None, "What phi follows; by default same for bounds, and dreg for unbiased estimators and chains."
-    )
+    encoder: Encoder | None = option(None, "What phi follows; by default same for bounds, dreg for unbiased ones and for chains.")
     k_draw: KDraw = option("batch", "How often K is drawn.")
     baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
     clip_datum: float | None = option(None, "The largest sum of one datum's coefficients; null for no such clipping.")

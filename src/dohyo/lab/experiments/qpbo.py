@@ -55,9 +55,7 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
         "The expected number of log-weights of one estimate, as near as the estimator can come; with entropy each step makes "
         "two for each sample.",
     )
-    steps: int = option(
-        None, "The number of steps; by default 20,000 for the independent policy, which are fast, else 5,000.", resume=True
-    )
+    steps: int = option(None, "The number of steps; by default 20,000 for the independent policy, else 5,000.", resume=True)
     check_every: int = 100
     decay: Decay = "none"
     variables: int | None = option(None, "The number of bits of a random problem, or of your own reward.")
@@ -71,15 +69,12 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
     )
     k_draw: KDraw = option("datum", "How often K is drawn.")
     entropy: float = option(
-        None,
-        "The weight of the policy's entropy against the scaled reward; by default 0.05 for the independent policy, else 0.",
+        None, "The weight of the policy's entropy against the scaled reward; by default 0.05 for the independent policy, else 0."
     )
     entropy_decay: Decay = option(
         None, "Whether the weight of the entropy falls in each training; by default linear for the independent policy, else none."
     )
-    scale: float | Literal["auto"] = option(
-        "auto", "What rewards are divided by; auto is their standard deviation under uniform x."
-    )
+    scale: float | Literal["auto"] = option("auto", "What divides rewards; auto is their standard deviation under uniform x.")
     baseline: Baseline = option("leave-one-out", "What is subtracted from a sample's reward.")
     restarts: int | Literal["auto"] = option(
         "auto",
@@ -176,7 +171,7 @@ class Best:
         rewards = self.problem(x)
         top = int(rewards.argmax())
         value = rewards[top].item()
-        if value - self.value > getattr(self.problem, "tolerance", 0.0):
+        if value - self.value > self.problem.tolerance:
             # In a batch of another size a sum of floats may round differently: what is kept is R of this x alone.
             self.value = self.problem(x[top : top + 1]).item() if isinstance(self.problem, Quadratic) else value
             self.x = x[top].int().tolist()
@@ -221,10 +216,6 @@ class Optimise(OnDraws):
     def values(self) -> Callable[[Tensor], Tensor] | None:
         """The rewards without checks of x, where they can be computed on any device; None for a reward of the user's own."""
         return self.best.problem.values if isinstance(self.best.problem, Quadratic) else None
-
-    @property
-    def tolerance(self) -> float:
-        return float(getattr(self.best.problem, "tolerance", 0.0))
 
     def found(self, x: Tensor, step: int) -> None:
         """Keep a sample that a captured step found to be the best."""

@@ -20,18 +20,13 @@ from dohyo.lab.training.loop import Diverged
 
 
 class ReplicatedRun(Run[C]):
-    """A run, or one that is made of several, each in a folder of its own.
+    """A run, or one that is made of several, each in a folder of its own."""
 
-    Attributes:
-        outcome: The number of a result whose spread over the replicas is given.
-        of: The replicated run that this one is a part of.
-    """
-
-    outcome: ClassVar[str]
+    outcome: ClassVar[str]  # the number of a result whose spread over the replicas is given
 
     def __init__(self, folder: Path, config: C, of: "Self | None" = None) -> None:
         super().__init__(folder, config)
-        self.of = of
+        self.of = of  # the replicated run that this one is a part of
 
     def replica_configs(self) -> list[Any]:
         """The replicas' configs, which differ in the seed."""

@@ -22,6 +22,7 @@ from dohyo.lab.experiments.replicated import ReplicatedRun
 from dohyo.lab.experiments.run import EstimatorConfig, OnTest, about_estimator, silent
 from dohyo.lab.folder import DRAWS, METRICS, read_records
 from dohyo.lab.targets import Target, check, target
+from dohyo.lab.targets.target import where
 from dohyo.lab.training import DrawsConfig
 from dohyo.lab.training.config import Optimiser, Progress, option
 from dohyo.lab.training.loop import check as check_objective
@@ -47,15 +48,9 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
     learning_rate: float = 5e-4
     beta2: float = 0.99
     epsilon: float = 1e-8
-    target: str = option(
-        "funnel",
-        "funnel, banana, mixture, ring, eight-schools, eight-schools-centred, o-rings, autoregressive, or your own log-density "
-        "as package.module:function.",
-    )
+    target: str = option("funnel", "The density to fit, by name, or your own log-density as package.module:function.")
     dimension: int | None = option(None, "The number of dimensions of your own target.")
-    encoder: SamplingEncoder | None = option(
-        None, "What phi follows; by default same for bounds and sleep for unbiased estimators."
-    )
+    encoder: SamplingEncoder | None = option(None, "What phi follows; by default same for bounds, sleep for unbiased estimators.")
     k_draw: KDraw = option("datum", "How often K is drawn.")
     paths: Paths | None = option(
         None, "The parts of theta's gradient that are kept; by default all for bounds, decoder with encoder dreg, else x."
@@ -183,6 +178,8 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
         if moments["khat"] > HEAVY:
             warnings.append(f"k-hat of the importance weights is {moments['khat']:.2f}, above {HEAVY}: do not trust log Z, the "
                             "moments and the quantiles; train longer, or take a larger model")  # fmt: skip
+        reason = (f"do not trust the numbers: {'; '.join(warnings)}" if warnings else
+                  f"the numbers can be trusted: k-hat of the importance weights is {moments['khat']:.2f}")  # fmt: skip
         known = found.reverse_kl is not None
         if fabric.is_global_zero:
             from dohyo.lab.plots.densities import plot_density_run
@@ -213,7 +210,7 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
             "test_terms": config.test_terms,
             "anneal": config.anneal,
             "leapfrogs": getattr(weighed, "steps", 0),
-            "verdict": _verdict(warnings, moments["khat"]),
+            "verdict": {"trusted": not warnings, "reason": reason},
             "warnings": warnings,
         }
 
@@ -228,13 +225,6 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
             if name in exact:
                 entry |= {"exact_mean": exact[name][0], "exact_sd": exact[name][1]}
         return {"moments": weighted, "khat": shape}
-
-
-def _verdict(warnings: list[str], khat: float) -> dict[str, Any]:
-    """Whether the numbers can be trusted, in the form that every command has."""
-    calm = f"k-hat of the importance weights is {khat:.2f}"
-    said = f"do not trust the numbers: {'; '.join(warnings)}" if warnings else f"the numbers can be trusted: {calm}"
-    return {"trusted": not warnings, "reason": said}
 
 
 def _annealed(model: Any, config: ReverseKLConfig) -> tuple[Any, int]:
@@ -264,9 +254,8 @@ def draw_over_processes(
     draws = Draws(*(torch.cat(columns) for columns in zip(*everyone, strict=True)))
     for bad, word in ((draws.log_target.isnan(), "NaN"), (draws.log_target == math.inf, "+inf")):
         if bool(bad.any()):
-            point = ", ".join(f"{value:.4g}" for value in draws.x[bad][0].tolist()[:4])
-            raise DohyoError(f"{log_target.name} is {word} at {int(bad.sum())} of {len(bad)} draws of the model, such as x = "
-                             f"({point}{', ...' if draws.x.shape[1] > 4 else ''}); correct it; {_KEPT} for --resume")  # fmt: skip
+            places = where(bad, draws.x, "draws of the model")
+            raise DohyoError(f"{log_target.name} is {word} at {places}; correct it; {_KEPT} for --resume")
     return draws
 
 

@@ -33,8 +33,7 @@ from dohyo.lab.folder import (
 from dohyo.lab.parsing import config_parser
 from dohyo.lab.training import train
 from dohyo.lab.training.config import Options, StepConfig, option
-from dohyo.lab.training.locks import only_writer
-from dohyo.lab.training.processes import check_common, on_first
+from dohyo.lab.training.processes import check_common, on_first, only_writer
 from dohyo.lab.training.state import load_checkpoint, load_progress
 from dohyo.names import named
 

@@ -167,7 +167,7 @@ class Best:
 
     def _keep(self, rewards: Tensor, x: Tensor, now: Tensor, value: Tensor, best: Tensor, step: Tensor) -> list[Tensor]:
         top, place = rewards.max(1)
-        better = top > (value + self.tasks[0].tolerance if value.is_floating_point() else value)
+        better = top > (value + self.tasks[0].best.problem.tolerance if value.is_floating_point() else value)
         sample = x.gather(1, place[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
         value.copy_(torch.where(better, top, value))
         best.copy_(torch.where(better[:, None], sample, best))

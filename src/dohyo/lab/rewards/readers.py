@@ -1,7 +1,4 @@
-"""Files of quadratic problems: the OR-Library's bqp, D-Wave's .qubo, and the Gset's graphs.
-
-An error in a file is reported in one line that names the file and the line.
-"""
+"""Files of quadratic problems: the OR-Library's bqp, D-Wave's .qubo and the Gset's graphs; errors name the file and the line."""
 
 import math
 import re
@@ -20,15 +17,8 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")  # 18 digits fit into 64 bits
 
 
 class Lines:
-    """The lines of a file that are not blank, read one after another.
-
-    Args:
-        comment: Lines that begin with this are left out.
-
-    Attributes:
-        left: The lines that are not read yet, with their numbers from one.
-        number: That of the line read last.
-    """
+    """The lines of a file that are not blank and do not begin with `comment`, read one after another: `left` holds those that
+    are not read yet, with their numbers from one; `number` is that of the line read last."""
 
     def __init__(self, path: Path | str, comment: str | None = None) -> None:
         self.path, self.number, self._line = Path(path).expanduser(), 0, ""

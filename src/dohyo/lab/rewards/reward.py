@@ -17,10 +17,12 @@ class Reward(ABC):
     Attributes:
         name: For messages and tables.
         variables: d.
+        tolerance: Differences of rewards up to this are rounding; 0 for whole numbers, and for a user's own function.
     """
 
     name: str
     variables: int
+    tolerance: float = 0.0
 
     @property
     def maximum(self) -> float | int | None:

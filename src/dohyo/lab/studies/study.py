@@ -21,7 +21,7 @@ from dohyo.lab.folder import CELLS, LOCK, SCHEMA_VERSION, STUDY, WORK, Conclusio
 from dohyo.lab.plots.picture import write_picture
 from dohyo.lab.studies.kept import done_cells, read_study, restore_cells
 from dohyo.lab.training.config import Device, Options, option
-from dohyo.lab.training.locks import Busy, locked
+from dohyo.lab.training.processes import Busy, locked
 from dohyo.names import check_choices, named
 
 _PLOT_EVERY = 60.0  # seconds, while cells are being done

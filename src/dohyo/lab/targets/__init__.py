@@ -8,11 +8,9 @@ from functools import partial
 from typing import Any
 
 from dohyo.errors import DohyoError, reporting, whole
-from dohyo.lab.targets.autoregressive import Autoregressive
-from dohyo.lab.targets.custom import Custom, check
-from dohyo.lab.targets.planar import Banana, Funnel, Mixture, Ring
 from dohyo.lab.targets.posteriors import EightSchools, ORings
-from dohyo.lab.targets.target import Target, same_dimension
+from dohyo.lab.targets.synthetic import Autoregressive, Banana, Funnel, Mixture, Ring
+from dohyo.lab.targets.target import Custom, Target, check, same_dimension
 from dohyo.names import nearest, users_function
 
 __all__ = [

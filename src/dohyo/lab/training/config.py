@@ -30,17 +30,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def option(default: Any, text: str = "", resume: bool = False) -> Any:
-    """A field of a config.
-
-    Args:
-        text: What the docstring of the config, and so the command's help, says about it; "" for what a base class says.
-        resume: Whether a resumed run may change it.
-    """
+    """A field of a config: `text` is its help, "" for that of a base class; `resume` says whether a resumed run may change it."""
     return field(default=default, metadata={"text": text, "resume": resume})
 
 
 class Options:
-    """A config whose fields are made by `option`: their texts become part of its docstring."""
+    """A config whose fields are made by `option`: their texts become part of its docstring, for the reference."""
 
     def __init_subclass__(cls) -> None:
         texts = {name: each.metadata["text"] for name, each in vars(cls).items() if isinstance(each, Field)}
@@ -92,9 +87,7 @@ class StepConfig(Options, ABC):
     checkpoint_seconds: float = option(
         5.0, "A new checkpoint is written after an epoch or check if the last one is older than this.", resume=True
     )
-    max_seconds: float | None = option(
-        None, "The run ends at the first check after this time of training; null for no limit.", resume=True
-    )
+    max_seconds: float | None = option(None, "The run ends at the first check after this time; null for no limit.", resume=True)
     seed: int = option(0, "The seed of everything: parameters, data order, noise and K.")
     k_seed: int | None = option(None, "The seed of K only; null for `seed`. Replicas in one program share the K of the first.")
     device: Device = option("auto", "Where to compute.", resume=True)
@@ -128,13 +121,14 @@ class StepConfig(Options, ABC):
                 raise DohyoError(f"{name} is {getattr(self, name)}; it must be at most {_MOST[name]}, or it would never end")
 
     @property
-    @abstractmethod
     def length(self) -> int:
         """The largest number of epochs or steps."""
+        return int(getattr(self, f"{self.unit}s"))
 
     def over(self, progress: Progress) -> bool:
         """Whether the run ends here."""
-        return progress.stopped or (self.max_seconds is not None and progress.seconds >= self.max_seconds)
+        late = self.max_seconds is not None and progress.seconds >= self.max_seconds
+        return progress.stopped or late or getattr(progress, self.unit) >= self.length
 
     def captured_on(self, device: torch.device) -> bool:
         """Whether to try the captured step."""
@@ -172,9 +166,7 @@ class LoopConfig(StepConfig):
         "Keep, test and save parameters averaged over the last epochs too, about so many; 0 for none; by default the recipe's.",
     )
     epochs: int = option(2000, "The largest number of passes over the training data.", resume=True)
-    lr_factor: float = option(
-        0.8, "Plateau: what the learning rate is multiplied by after `lr_patience` epochs without improvement."
-    )
+    lr_factor: float = option(0.8, "Plateau: the factor of the learning rate after `lr_patience` epochs without improvement.")
     lr_patience: int = option(50, "Plateau: epochs without a better validation NLL before the learning rate is lowered.")
     stop_patience: int = option(300, "Plateau: epochs without a better validation NLL before training stops.", resume=True)
     valid_terms: int = option(20, "The validation NLL is estimated by IWAE with this many terms.")
@@ -188,13 +180,8 @@ class LoopConfig(StepConfig):
         if not 0 < self.lr_factor < 1:
             raise DohyoError(f"lr_factor is {self.lr_factor}; it must lie strictly between 0 and 1")
 
-    @property
-    def length(self) -> int:
-        return self.epochs
-
     def over(self, progress: Progress) -> bool:
-        stale = self.schedule == "plateau" and progress.stale >= self.stop_patience
-        return super().over(progress) or progress.epoch >= self.epochs or stale
+        return super().over(progress) or (self.schedule == "plateau" and progress.stale >= self.stop_patience)
 
     def rate(self, progress: Progress) -> float:
         if self.schedule == "plateau":
@@ -216,10 +203,7 @@ class DrawsConfig(StepConfig):
     check_every: int = option(500, "Steps from one check, record and possible checkpoint to the next.")
     decay: Decay = option("linear", "Whether the learning rate falls; it is lowered after each check.")
     program: ProgramName = option(
-        "plain",
-        "How the step is run; the numbers are the same up to rounding. Auto is plain here: a captured step takes a minute or two "
-        "to get ready on a GPU, and a short run is over by then.",
-        resume=True,
+        "plain", "How the step is run; auto is plain here: a captured one takes minutes to get ready on a GPU.", resume=True
     )
     tf32: bool = option(
         False,
@@ -229,13 +213,6 @@ class DrawsConfig(StepConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_one("steps", "check_every")
-
-    @property
-    def length(self) -> int:
-        return self.steps
-
-    def over(self, progress: Progress) -> bool:
-        return super().over(progress) or progress.step >= self.steps
 
     def captured_on(self, device: torch.device) -> bool:
         return self.program == "captured"

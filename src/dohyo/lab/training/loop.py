@@ -1,6 +1,7 @@
 """The loop of every task: epochs of steps, a check, the schedule, checkpoints. Copy it and change it."""
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -13,15 +14,13 @@ from torch import Tensor, nn
 
 from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
-from dohyo.lab.folder import CHECKPOINT
+from dohyo.files import plain, replacing
+from dohyo.lab.folder import CHECKPOINT, METRICS, TENSORBOARD, read_records
 from dohyo.lab.training.config import LoopConfig
-from dohyo.lab.training.inputs import Trainable, task_of
-from dohyo.lab.training.locks import only_writer
-from dohyo.lab.training.log import RunLog
-from dohyo.lab.training.processes import launch, sum_over_processes
+from dohyo.lab.training.processes import launch, only_writer, setting, sum_over_processes
 from dohyo.lab.training.state import State
 from dohyo.lab.training.step import Totals, train_step
-from dohyo.lab.training.tasks import Objective, Record, Task
+from dohyo.lab.training.tasks import Objective, Record, Task, Trainable, task_of
 from dohyo.objectives import MaximumLikelihood
 
 
@@ -64,12 +63,7 @@ def check(model: Any, objective: Objective, x: Tensor) -> None:
 
 
 def train(
-    model: nn.Module,
-    task: Task[Any],
-    objective: Objective,
-    config: Any,
-    folder: Path | None = None,
-    fabric: Fabric | None = None,
+    model: nn.Module, task: Task[Any], objective: Objective, config: Any, folder: Path | None = None, fabric: Fabric | None = None
 ) -> Iterator[Record]:
     """`fit` for any task; the config is a `LoopConfig` for data and a `DrawsConfig` for samples from the model."""
     fabric = fabric or launch(config.device)
@@ -119,16 +113,10 @@ def epoch_record(means: Record, state: State, clipped: Sequence[float]) -> Recor
     return means | {"learning_rate": state.rate, "clipped_decoder": clipped[0], "clipped_encoder": clipped[1]}
 
 
-@contextlib.contextmanager
-def matmul_precision(config: Any, device: torch.device) -> Iterator[None]:
+def matmul_precision(config: Any, device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Use TF32 in matrix products on a CUDA GPU if the config asks for it."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda" and config.tf32:
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    read = torch.get_float32_matmul_precision
+    return setting(read, torch.set_float32_matmul_precision, "high" if device.type == "cuda" and config.tf32 else read())
 
 
 class Diverged(DohyoError):  # noqa: N818
@@ -143,6 +131,33 @@ def _finite(model: nn.Module) -> bool:
     """Whether all parameters are; a GPU is waited for once."""
     parameters = [parameter.detach().reshape(-1) for parameter in model.parameters()]
     return not parameters or bool(torch.cat(parameters).isfinite().all())
+
+
+class RunLog:
+    """One line of JSON for each epoch. Opening the log at an epoch drops what a killed run wrote after that epoch."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        self.path = folder / METRICS
+        kept = [record for record in read_records(folder) if record["epoch"] <= epoch]
+        with replacing(self.path) as temporary:
+            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        self.writer: Any = None
+        with contextlib.suppress(ImportError):  # not installed, or too old
+            from torch.utils.tensorboard import SummaryWriter
+
+            # A Ctrl-C inside its queue may lose the word that it is closed, and closing then waits for the next flush.
+            self.writer = SummaryWriter(str(folder / TENSORBOARD), purge_step=epoch + 1, flush_secs=2)
+
+    def append(self, record: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(plain(record)) + "\n")
+        for name, value in record.items() if self.writer is not None else ():
+            if isinstance(value, float) and math.isfinite(value):
+                self.writer.add_scalar(name, value, record["epoch"])
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
 
 
 class Training:

@@ -1,9 +1,11 @@
-"""Devices and processes, through Lightning Fabric."""
+"""Devices and processes, through Lightning Fabric, and one writer for each folder."""
 
 import atexit
 import contextlib
+import datetime
 import logging
 import os
+import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,36 +13,31 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from filelock import FileLock, SoftFileLock, Timeout
 from lightning_fabric import Fabric
 from torch import Tensor
 
 from dohyo.errors import DohyoError
+from dohyo.lab.folder import LOCK, check_places
+from dohyo.lab.training.config import Device
+from dohyo.names import check_choice
 
 T = TypeVar("T")
 _LATEST = 65.0  # seconds: NFS may remember for a minute that there was no such file
-DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def launch(device: str = "auto") -> Fabric:
     """A Fabric on one device, or in one of the processes that torchrun has started."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if device not in DEVICES:
-        raise DohyoError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise DohyoError("device is cuda, but torch sees no CUDA GPU; use device 'cpu'")
-    if device == "mps" and not torch.backends.mps.is_available():
-        raise DohyoError("device is mps, but torch sees no Apple GPU; use device 'cpu'")
-    with (
-        warnings.catch_warnings(),
-        quiet("lightning_fabric", logging.WARNING),
-    ):  # it advises to set what `programs` sets
+    nodes = int(os.environ.get("WORLD_SIZE", "1")) // processes
+    check_choice(device, Device, "device")
+    for name, there, kind in (("cuda", torch.cuda.is_available, "CUDA"), ("mps", torch.backends.mps.is_available, "Apple")):
+        if device == name and not there():
+            raise DohyoError(f"device is {name}, but torch sees no {kind} GPU; use device 'cpu'")
+    with warnings.catch_warnings(), quiet("lightning_fabric", logging.WARNING):  # it advises to set what `programs` sets
         warnings.simplefilter("ignore")  # advice on strategies that are not used here
-        fabric = Fabric(
-            accelerator=device,
-            devices=processes,
-            num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // processes,
-            strategy="ddp" if processes > 1 else "auto",
-        )
+        strategy = "ddp" if processes > 1 else "auto"
+        fabric = Fabric(accelerator=device, devices=processes, num_nodes=nodes, strategy=strategy)
         fabric.launch()
     if fabric.world_size > 1:
         atexit.register(_part)  # gloo's threads abort a process that ends before them
@@ -48,15 +45,20 @@ def launch(device: str = "auto") -> Fabric:
 
 
 @contextlib.contextmanager
-def quiet(name: str, level: int) -> Iterator[None]:
-    """Silence a library's logger below a level."""
-    log = logging.getLogger(name)
-    before = log.level
-    log.setLevel(level)
+def setting(read: Callable[[], T], write: Callable[[T], object], value: T) -> Iterator[None]:
+    """Give a global setting this value, and then the one it had."""
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        log.setLevel(before)
+        write(before)
+
+
+def quiet(name: str, level: int) -> contextlib.AbstractContextManager[None]:
+    """Silence a library's logger below a level."""
+    log = logging.getLogger(name)
+    return setting(lambda: log.level, log.setLevel, level)
 
 
 def _part() -> None:
@@ -96,15 +98,9 @@ def check_common(fabric: Fabric, path: Path) -> None:
         raise DohyoError(f"{path.parent} is not the same folder for all processes; give one that all machines share")
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> contextlib.AbstractContextManager[None]:
     """Run torch's CPU code on this thread only, for small work while a GPU waits: waking up other threads has taken 15 ms."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return setting(torch.get_num_threads, torch.set_num_threads, 1)
 
 
 def sum_over_processes(fabric: Fabric, tensors: list[Tensor]) -> list[Tensor]:
@@ -124,3 +120,63 @@ def gather(fabric: Fabric, value: T) -> list[T]:
     values: list[T | None] = [None] * fabric.world_size
     torch.distributed.all_gather_object(values, value)
     return [v for v in values if v is not None]
+
+
+class Busy(DohyoError):  # noqa: N818
+    """Another process holds the lock."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = False) -> Iterator[None]:
+    """Hold the lock with this file, and sign it; a `Busy` that names the holder if another process has it, unless it may `wait`.
+
+    It is a lock of the operating system, which ends with the process that holds it; whoever holds it may lock it again. It is
+    `flock` by way of `filelock`, on a file that is never removed, because removing it would let two processes hold it at once.
+    Linux passes `flock` on to NFS and to the parallel file systems of clusters; where a file system has no such locks, filelock
+    creates a marker file in its place, which a kill on another machine leaves behind, and the message says what to remove. Nobody
+    needs a lock to read: every file is replaced as a whole.
+    """
+    check_places(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.resolve(), is_singleton=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is only a marker file
+            lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        holder = _holder(path) + (f"; if it is gone, remove {path}" if isinstance(lock, SoftFileLock) else "")
+        raise Busy(f"{path.parent} is being written by {holder}; wait for it to end, or choose another folder") from None
+    native = not isinstance(lock, SoftFileLock)
+    try:
+        if native:
+            now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+            path.write_text(f"process {os.getpid()} on {platform.node()} since {now}\n", encoding="utf-8")
+        yield
+    finally:
+        if native and lock.lock_counter == 1:
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
+        lock.release()
+
+
+@contextlib.contextmanager
+def only_writer(*folders: Path, fabric: Fabric | None = None) -> Iterator[None]:
+    """Hold the locks of these folders, the first process for all that torchrun has started."""
+    with contextlib.ExitStack() as held:
+
+        def hold() -> None:
+            for folder in folders:
+                held.enter_context(locked(folder / LOCK))
+
+        on_first(fabric, hold)
+        yield
+
+
+def _holder(path: Path) -> str:
+    """Who has signed the lock; a moment passes between holding it and signing it."""
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            if name := " ".join(path.read_text(encoding="utf-8", errors="replace").split())[:200]:
+                return name
+        time.sleep(0.05)
+    return "another process"

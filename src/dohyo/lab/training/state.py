@@ -25,22 +25,16 @@ _NUMBERS = {each.name: float | int if each.type is float else each.type for each
 
 @dataclass(eq=False)
 class State:
-    """A run between two epochs: what is needed to continue as if nothing had happened.
-
-    Noise comes from torch's global generator, which each process seeds for itself, or, with the same numbers, from `noise` if
-    that is given. `order` shuffles the data and is the same on every process. `depth` draws K and is the same on every process
-    only if a batch shares one K. `best` holds the parameters that the run would return if it ended now, `average` those averaged
-    over epochs, if wanted. `rate` is the learning rate, which an optimiser may hold in single precision on a GPU.
-    """
+    """A run between two epochs: what is needed to continue as if nothing had happened."""
 
     model: nn.Module
     optimiser: torch.optim.Optimizer
-    order: torch.Generator
-    depth: torch.Generator
-    best: dict[str, Any]
-    rate: float
-    noise: torch.Generator | None = None
-    average: AveragedModel | None = None
+    order: torch.Generator  # shuffles the data; the same on every process
+    depth: torch.Generator  # draws K; the same on every process only if a batch shares one K
+    best: dict[str, Any]  # the parameters that the run would return if it ended now
+    rate: float  # the learning rate, which an optimiser may hold in single precision on a GPU
+    noise: torch.Generator | None = None  # else, with the same numbers, torch's global one, which each process seeds for itself
+    average: AveragedModel | None = None  # the parameters averaged over epochs, if wanted
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
@@ -129,10 +123,9 @@ class State:
             self._restore(checkpoint, folder, config, fabric, task)
 
     def _restore(self, checkpoint: dict[str, Any], folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
-        if len(checkpoint["noise"]) != fabric.world_size:
-            raise DohyoError(
-                f"{folder}: the run had {len(checkpoint['noise'])} processes, not {fabric.world_size}; resume with as many"
-            )
+        processes = len(checkpoint["noise"])
+        if processes != fabric.world_size:
+            raise DohyoError(f"{folder}: the run had {processes} processes, not {fabric.world_size}; resume with as many")
         for key, value in identity(config).items():
             before = checkpoint["config"].get(key, value)  # an option that did not exist then had its default
             if before != value:

@@ -14,17 +14,11 @@ from dohyo.lab.training.tasks import Objective
 
 @dataclass
 class Totals:
-    """Running totals over the steps of an epoch, on the device.
+    """Running totals over the steps of an epoch, on the device."""
 
-    Attributes:
-        baseline: The running baseline; NaN if there is none yet.
-        clipped: (2,) the number of steps in which theta's and phi's gradients were clipped.
-        sums: The sum of each recorded number over the data of this process.
-    """
-
-    baseline: Tensor
-    clipped: Tensor
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    baseline: Tensor  # the running baseline; NaN if there is none yet
+    clipped: Tensor  # (2,) the number of steps in which theta's and phi's gradients were clipped
+    sums: dict[str, Tensor] = field(default_factory=dict)  # of each recorded number over the data of this process
 
     @classmethod
     def start(cls, baseline: float | None, device: torch.device) -> "Totals":
