@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             reason = " ".join(str(error).split())[:150] or type(error).__name__
             message = f"not enough memory ({reason}); lower --cost, --batch-size, --hidden or --latent, or give fewer data"
         except KeyboardInterrupt as stop:
-            print(f"dohyo: {stop.args[0] if stop.args else 'interrupted'}", file=sys.stderr)
+            if text := stop.args[0] if stop.args else "interrupted":
+                print(f"dohyo: {text}", file=sys.stderr)
             return 128 + (interrupted or [signal.SIGINT])[0]
     if len(message) > _LONGEST:  # a stranger's name of a file may have any length
         message = f"{message[: _LONGEST - 300]} ... {message[-300:]}"

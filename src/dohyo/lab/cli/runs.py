@@ -75,8 +75,8 @@ def run_command(
                 reason = "it ended by itself" if result[run.length] < run.config.length else f"--{run.length} N extends it"
                 say(f"{run.folder}: already finished after {count(result[run.length])} {run.length}; {reason}")
     except KeyboardInterrupt:
-        again = f"; continue with: dohyo {run.command} --resume {run.folder}" if fabric.is_global_zero else ""
-        raise KeyboardInterrupt(f"interrupted{again}") from None
+        text = f"interrupted; continue with: dohyo {run.command} --resume {run.folder}"
+        raise KeyboardInterrupt(text if fabric.is_global_zero else "") from None  # said once
     leave(fabric)
     if fabric.is_global_zero and config.json:
         print(json.dumps(result))
