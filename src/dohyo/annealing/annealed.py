@@ -163,7 +163,7 @@ class Annealed(nn.Module):
     ) -> Tuned:
         """Learn the constants on x, then freeze them; where no number of steps was given, choose that too.
 
-        Adam climbs IWAE_8 of the annealed weights through the chains. The data to be evaluated are the best to tune on, and
+        Adam climbs the mean log-weight through the chains. The data to be evaluated are the best to tune on, and
         doing so leaves the evaluation unbiased: E[w] = p(x) for any constants that do not depend on the noise in w, and the
         noise here has a seed of its own. Tuned again, chains start from the constants they have.
 

@@ -1,4 +1,4 @@
-"""Adam on IWAE_8 through chains, by their constants. On a CUDA GPU an iteration is recorded once and replayed.
+"""Adam on the mean log-weight of chains, by their constants. On a CUDA GPU an iteration is recorded once and replayed.
 
 A leapfrog that is differentiated takes about a hundred small kernels, which a GPU does faster than Python can ask for them.
 """
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dohyo.annealing.chain import Constants, Source
+from dohyo.annealing.chain import Constants, Ends, Source
 from dohyo.packing import rows
 
-TERMS, BATCH = 8, 8
+CHAINS = 64  # in an iteration, each of a datum of its own where there are so many
+STARTS, ASTRAY = 8, 30.0  # a chain has gone astray if its log-weight is so far below the log-mean of as many starts of chains
 RATE, BETAS, EPSILON = 0.03, (0.9, 0.99), 1e-8
 WIDEST, SLOWLY = 256, 0.1  # the largest z whose momentum is mixed; entries of the matrix are many and each learns more slowly
 WARM, WORTH = 3, 50  # iterations before one is recorded, and how many there must be in all
@@ -48,8 +49,9 @@ class Iteration:
         size = Source(model, data[:1], start).size
         self.model, self.learnt = model, _Learnt(start, size, mixing and 1 < size <= WIDEST, data.device)
         self.moments = [(torch.zeros_like(parameter), torch.zeros_like(parameter)) for parameter in self.learnt.parameters]
-        self.size = min(BATCH, len(data))
-        self.own = rows(torch.full((self.size,), TERMS), data.device)
+        self.size = min(CHAINS, len(data))
+        each = min(STARTS, CHAINS // self.size)
+        self.own, self.starts = (rows(torch.full((self.size,), n), data.device) for n in (each, STARTS))
         self.x, self.lost = data[: self.size].clone(), torch.zeros((), device=data.device)
         self.rates = torch.zeros(3, dtype=torch.float64, device=data.device)
 
@@ -65,16 +67,28 @@ class Iteration:
         self.lost += gone * len(self.own)
 
     def gradients(self) -> tuple[list[Tensor], Tensor]:
-        """Those of the loss on x, no longer than one, and the share of chains that were lost."""
+        """Those of the loss on x, no longer than one, and the share of chains that were lost or went astray.
+
+        The mean log-weight falls with every low weight, where IWAE overlooks all but the highest. A chain whose steps are too
+        long for its datum has a gradient that is huge and means nothing, so it is left out, and all steps are shortened.
+        """
         parameters = self.learnt.parameters
+        with torch.no_grad():
+            start = Source(self.model, self.x, self.learnt.constants())(self.starts)
+            lowest = self._log_weights(start.end(start.start()), self.starts).view(self.size, STARTS).logsumexp(-1)
+            lowest = lowest - math.log(STARTS) - ASTRAY
         with torch.enable_grad():
             ends = Source(self.model, self.x, self.learnt.constants(), learning=True)(self.own).forwards()
-            log_w = torch.where(ends.alive, ends.log_ratio + self.model.log_joint(self.x[self.own], ends.z), -torch.inf)
-            loss = -log_w.view(self.size, TERMS).logsumexp(-1).mean()
+            log_w = self._log_weights(ends, self.own)
+            kept = ends.alive & (log_w > lowest[self.own])
+            loss = -torch.where(kept, log_w, 0.0).mean()
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         # A few minibatches have gradients a thousand times as long as the rest, and one with a lost chain may have none.
         norm = torch.cat([gradient.flatten() for gradient in found]).norm().clamp(min=1.0)
-        return [(gradient / norm).nan_to_num(0.0, 0.0, 0.0) for gradient in found], 1 - ends.alive.to(self.lost).mean()
+        return [(gradient / norm).nan_to_num(0.0, 0.0, 0.0) for gradient in found], 1 - kept.to(self.lost).mean()
+
+    def _log_weights(self, ends: Ends, own: Tensor) -> Tensor:
+        return ends.log_ratio + self.model.log_joint(self.x[own], ends.z)  # type: ignore[no-any-return]
 
 
 def _rates(i: int, iterations: int) -> tuple[float, float, float]:

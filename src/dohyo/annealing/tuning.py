@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dohyo.annealing.chain import Constants
-from dohyo.annealing.climbing import TERMS, climb
+from dohyo.annealing.climbing import climb
 from dohyo.diagnostics import khat
 from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated, most_rows
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STEPS = (0, 4, 8, 16, 32, 64)  # 1 and 2 leapfrogs gain nothing
 SCALES = (1.0, 1.5, 0.5, 0.2, 0.05)  # of the step sizes that learning starts from
-PILOT, EVALUATIONS = 64, 1000  # data, and evaluations of p(x, z) for each
+PILOT, EVALUATIONS, CHAINS = 64, 1000, 8  # data; evaluations of p(x, z) for each, and chains where constants are compared
 FEW = 0.2  # of the data may have heavy weights where the encoder is called good
 SEED = 2_000_003  # added to the user's, so that an evaluation with the same seed has other noise
 
@@ -50,9 +50,9 @@ class Tuned:
     Attributes:
         steps: The number of leapfrogs.
         constants: What the chains now use.
-        bound_before, bound: The mean IWAE_8 of the pilot's data with the constants it began with and with those it kept.
+        bound_before, bound: The mean log-weight of the pilot's data with the constants it began with and with those it kept.
         candidates: What the pilot saw of each number of leapfrogs, where `steps` was left to it.
-        lost: Chains that met something not finite, or exploded, while it learnt.
+        lost: Chains that met something not finite, exploded or went astray while it learnt.
     """
 
     steps: int
@@ -120,9 +120,9 @@ class _Pilot:
         return replace(self.learn(options[preferred(seen)]), candidates=tuple(tried))
 
     def bounds(self, constants: Constants, other: int = 0) -> Tensor:
-        """(pilot,) IWAE_8, with the same noise for all constants of as many steps; `other`: with other noise."""
+        """(pilot,) mean log-weights, with the same noise for all constants of as many steps; `other`: with other noise."""
         torch.manual_seed(self.seed + other)
-        return _log_mean(self.weights(constants, TERMS))
+        return self.weights(constants, CHAINS).mean(-1)
 
     def weights(self, constants: Constants, n: int) -> Tensor:
         """(pilot, n) log-weights of the first data, with very small numbers for zero, so that means can be compared."""
