@@ -110,11 +110,12 @@ def test_auto_lets_the_pilot_choose_and_constants_are_reused(
     torch.save(checkpoint, run / "checkpoint.pt")
     found(capsys, "evaluate", run, "--cost", "100")
     assert len(counted) == 2
-    before = json.loads((run / "annealing.json").read_text())
-    before["test"]["iterations"] = 100  # tuned by an earlier version
-    (run / "annealing.json").write_text(json.dumps(before))
-    found(capsys, "evaluate", run, "--cost", "100")
-    assert len(counted) == 3
+    for number, key in enumerate(("iterations", "by"), 3):
+        before = json.loads((run / "annealing.json").read_text())
+        del before["test"][key]  # tuned by an earlier version
+        (run / "annealing.json").write_text(json.dumps(before))
+        found(capsys, "evaluate", run, "--cost", "100")
+        assert len(counted) == number
 
 
 @pytest.mark.usefixtures("short")

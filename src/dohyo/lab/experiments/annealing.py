@@ -66,8 +66,8 @@ def choose_weights(fabric: Fabric, folder: Path, model: Any, x: Tensor, asked: A
         return Weights(model)
     if asked.anneal != "auto":
         check_density(model)
-    stamp = {"anneal": asked.anneal, "iterations": ITERATIONS, "seed": asked.seed, "parameters": _parameters(model),
-             "data": checksum(x)}  # fmt: skip
+    stamp = {"anneal": asked.anneal, "iterations": ITERATIONS, "by": "mean log-weight", "seed": asked.seed,
+             "parameters": _parameters(model), "data": checksum(x)}  # fmt: skip
     x, model = x.to(fabric.device), model.to(fabric.device)
     found = _constants(folder, model, x, asked, stamp, on_tuning) if fabric.is_global_zero else (None, "")
     constants, reason = fabric.broadcast(found)
