@@ -3,7 +3,7 @@
     python -m benchmarks.full_length_annealed CELLS/mnist_015_iwae CELLS/mnist_015_sumo --out mnist_015.json
 
 For each replica chains are tuned on some of the test images, with noise of another seed, and the log-mean of their weights is
-taken for every test image. A model that the file holds already is left alone. About 20 s for each model on an H200.
+taken for every test image. A model that the file holds already is left alone. About 15 s for each model on an H200.
 """
 
 import argparse
