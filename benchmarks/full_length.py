@@ -5,7 +5,7 @@
 A folder is the `--out` of one cell, named by it. A file of annealed weights holds for each model, NAME.REPLICA, its NLL and that
 of every test image (`dohyo.evaluate` of `dohyo.Annealed`, tuned on test images with noise of another seed), and the progress of
 the run whose best parameters it was. A cell that was stopped from outside and then tested has `stopped.json` in each replica's
-folder.
+folder. Rows that the file holds already, and that are not given again, stay in it.
 """
 
 import argparse
@@ -24,7 +24,10 @@ from dohyo.lab.folder import CONFIG, WORK, read_records, write_json
 from dohyo.lab.studies.table1 import FIRST
 from dohyo.lab.studies.verdicts import Contrast
 
-PAIRS = (("sumo-variance", "iwae"), ("sumo", "iwae-dreg"), ("iwae-dreg", "iwae"))
+PAIRS = (
+    ("sumo-variance", "iwae"), ("sumo", "iwae-dreg"), ("iwae-dreg", "iwae"),
+    ("iwae-ours", "iwae-dreg"), ("sumo-ours", "iwae-ours"), ("chains", "iwae-ours"),
+)  # fmt: skip
 EVERY = 100  # epochs from one kept record to the next
 INTERVALS = "The intervals of each group hold together (Bonferroni), and leave out what another sequence of K would change."
 ANNEALED = (
@@ -91,8 +94,8 @@ def read_annealed(paths: Sequence[Path]) -> dict[str, Values]:
     return joined
 
 
-def annealed(content: Values, cells: dict[str, Values]) -> Values:
-    """The values of the cells' models, where all replicas have one."""
+def annealed(content: Values, cells: dict[str, Values], before: Values) -> Values:
+    """The values of the cells' models, where all replicas have one, and those of the rows of `before`."""
     models: dict[str, list[Values]] = {}
     for name, one in cells.items():
         replicas = one["result"]["replicas"]
@@ -106,16 +109,24 @@ def annealed(content: Values, cells: dict[str, Values]) -> Values:
                     "that were tested"
                 )
         models[_row(name)] = own
-    found = differences({row: [one["nll"] for one in own] for row, own in models.items()})
+    given = {_row(name) for name in cells}
+    replicas = {row: own for row, own in before.get("replicas", {}).items() if row not in given}
+    replicas |= {row: [_kept(one) for one in own] for row, own in models.items()}
+    nll = {row: [one["nll"] for one in own] for row, own in replicas.items()}
+    found = differences(nll)
     images = {row: [statistics.fmean(each) for each in zip(*(one["nll_per_image"] for one in own), strict=True)]
               for row, own in models.items()}  # fmt: skip
     for name, difference in found.items():
-        paired = [a - b for a, b in zip(*(images[row] for row in name.split(" less ")), strict=True)]
-        difference["stderr_over_images"] = statistics.stdev(paired) / len(paired) ** 0.5
+        pair = [images.get(row) for row in name.split(" less ")]
+        if pair[0] and pair[1]:  # the images of rows that the file held already are not known any more
+            paired = [a - b for a, b in zip(*pair, strict=True)]
+            difference["stderr_over_images"] = statistics.stdev(paired) / len(paired) ** 0.5
+        elif not any(pair):
+            difference |= {"stderr_over_images": before["differences"].get(name, {}).get("stderr_over_images")}
     return {
         "options": content["options"],
-        "test_nll": {row: statistics.fmean(one["nll"] for one in own) for row, own in models.items()},
-        "replicas": {row: [_kept(one) for one in own] for row, own in models.items()},
+        "test_nll": {row: statistics.fmean(values) for row, values in nll.items()},
+        "replicas": replicas,
         "differences": found,
     }
 
@@ -138,20 +149,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", type=Path, nargs="+")
     parser.add_argument("--annealed", type=Path, nargs="*", default=[])
-    parser.add_argument("--note", default="")
+    parser.add_argument("--note", help="what to know of the runs; default: what the file says already")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     cells = {folder.name: cell(folder) for folder in options.cells}
     places = {name.rsplit("_", 1)[0] for name in cells}
     if len(places) > 1:
         raise DohyoError(f"these are cells of {', '.join(sorted(places))}; give those of one data set and cost")
-    nll = {_row(name): [one["test_nll"] for one in found["result"]["replicas"]] for name, found in cells.items()}
-    weights = read_annealed(options.annealed)
-    write_json(options.out, {
-        "note": options.note,
-        "runs": {_row(name).replace("-", "_"): found for name, found in cells.items()},
+    before: Values = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {"note": ""}
+    runs = before.get("runs", {}) | {_row(name).replace("-", "_"): found for name, found in cells.items()}
+    nll = {name.replace("_", "-"): [one["test_nll"] for one in run["result"]["replicas"]] for name, run in runs.items()}
+    known = before.get("annealed", {})
+    held = {steps: {"options": one["options"], "models": {}} for steps, one in known.items() if steps.endswith("_steps")}
+    new = held | read_annealed(options.annealed)
+    weights = {steps: annealed(content, cells, known.get(steps, {})) for steps, content in new.items()}
+    write_json(options.out, before | {
+        "note": before["note"] if options.note is None else options.note,
+        "runs": runs,
         "test_nll_at_the_end": {"rows": list(nll), "differences": differences(nll)},
-        "annealed": {steps: annealed(content, cells) for steps, content in weights.items()} | {"note": ANNEALED},
+        "annealed": known | weights | {"note": ANNEALED},
         "intervals": INTERVALS,
     })  # fmt: skip
     for row, values in nll.items():

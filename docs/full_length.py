@@ -17,7 +17,10 @@ CHAINS = "48_steps"  # of the annealed weights, whose values are shown
 _LEFT_OUT = ("elbo", "jvi")  # published rows that are shown only beside ours
 _NOT_RUN = "not run"
 _LOWER = ", by annealed weights"  # ends a claim by the other yardstick
-_BESIDE = {"sumo-variance": "iwae", "sumo": "iwae-dreg", "symmetric-sumo": "iwae-dreg", "multilevel-rr": "iwae-dreg"}
+_BESIDE = {
+    "sumo-variance": "iwae", "sumo": "iwae-dreg", "symmetric-sumo": "iwae-dreg", "multilevel-rr": "iwae-dreg",
+    "multilevel-each": "iwae-dreg", "sumo-ours": "iwae-ours",
+}  # fmt: skip
 
 
 class Cell:

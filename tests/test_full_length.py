@@ -152,6 +152,16 @@ def test_cells_become_one_file(tmp_path: Path) -> None:
     assert [[record["epoch"] for record in curve] for curve in made["runs"]["iwae"]["curves"]] == [[1], [1]]
     assert [one["nll"] for one in made["annealed"]["2_steps"]["replicas"]["iwae"]] == [30.0, 31.0]
     assert made["annealed"]["2_steps"]["test_nll"] == {"iwae": 30.5}
+    held = {"runs": {"sumo": made["runs"]["iwae"]}, "annealed": {"2_steps": made["annealed"]["2_steps"] | {
+        "replicas": {row: 2 * [{"nll": 20.0}] for row in ("iwae", "sumo")}, "differences": {}}}}  # fmt: skip
+    out.write_text(json.dumps(made | held | {"note": "kept", "at_the_end": 1}))
+    collect([str(folder), "--annealed", str(weights), "--out", str(out)])
+    joined = json.loads(out.read_text())
+    assert joined["runs"] == held["runs"] | made["runs"]  # rows that are not given stay
+    assert (joined["note"], joined["at_the_end"]) == ("kept", 1)
+    assert joined["annealed"]["2_steps"]["test_nll"] == {"sumo": 20.0, "iwae": 30.5}
+    collect([str(folder), "--note", "new", "--out", str(out)])
+    assert json.loads(out.read_text())["annealed"]["2_steps"]["test_nll"] == {"sumo": 20.0}  # iwae is another model now
     models[f"{folder.name}.1"]["numbers"] = {"best_epoch": 7}
     weights.write_text(json.dumps({"options": {"steps": 48}, "models": models}))
     with pytest.raises(ValueError, match="annealed after epoch 7, and tested after 1"):
