@@ -312,7 +312,7 @@ def test_validation_is_an_evaluation_that_leaves_the_data_where_they_are(
     config, model, valid = LoopConfig(valid_terms=3, max_rows=500, seed=4), small(), digits.valid.repeat(6, 1, 1, 1)
     whole = dohyo.evaluate(model, valid, IWAE(3), batch_size=1000, max_rows=500, seed=4)
     monkeypatch.setattr("dohyo.evaluation.checksum", None)  # it takes the data to the host, replica by replica, epoch by epoch
-    assert validation_nll(model, valid, config, launch("cpu")) == -whole.mean * len(valid) / len(valid)
+    assert validation_nll(model, valid, config, launch("cpu"))() == -whole.mean * len(valid) / len(valid)
     assert len(valid) > 1000  # in more than one batch
 
 

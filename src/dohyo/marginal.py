@@ -48,12 +48,19 @@ def estimate(
         raise DohyoError(f"the batch is empty (batch={batch}); give at least one datum")
     if max_rows is not None and max_rows < 1:
         raise DohyoError(f"max_rows is {max_rows}; it must be at least 1, or None for no limit")
-    counts = estimator.plan(batch, generator, shared=shared)
+    return of_counts(log_weights, estimator.plan(batch, generator, shared=shared), estimator, max_rows)
+
+
+def of_counts(
+    log_weights: Callable[[Tensor], Tensor], counts: Tensor, estimator: Estimator, max_rows: int | None, checked: bool = True
+) -> Tensor:
+    """`estimate` for these counts; where they are few and the log-weights not checked, a GPU is never waited for."""
     if not torch.is_grad_enabled() and int(counts.sum()) > AT_ONCE:
         return _streamed(log_weights, counts, estimator, min(max_rows or AT_ONCE, AT_ONCE))
     wanted = rows(counts)
     packed = torch.cat([one_for_each(part, log_weights(part)) for part in wanted.split(max_rows or max(1, len(wanted)))])
-    check_log_weights(packed)
+    if checked:
+        check_log_weights(packed)
     return reduce_packed(estimator.reduce, packed, counts)
 
 

@@ -64,9 +64,11 @@ def in_order(rows: Tensor) -> slice | None:
     return slice(first, end) if np.array_equal(array, np.arange(first, end).repeat(n)) else None
 
 
-def take(code: Any, rows: Tensor) -> Any:
-    """The rows of a tensor, or of each tensor in a tuple."""
-    return tuple(take(part, rows) for part in code) if isinstance(code, tuple) else code[rows]
+def take(code: Any, rows: Tensor, data: slice | None = None) -> Any:
+    """The rows of a tensor, or of each tensor in a tuple; `data`: what `in_order` says of the rows, which then stay here."""
+    if isinstance(code, tuple):
+        return tuple(take(part, rows, data) for part in code)
+    return code[rows] if data is None else code[data].repeat_interleave(len(rows) // (data.stop - data.start), 0)
 
 
 def even(counts: Tensor) -> int | None:

@@ -75,12 +75,12 @@ class LatentVariableModel(nn.Module, ABC):
         code = self.encode(x.detach() if detach_x else x)
 
         def log_weights(rows: Tensor) -> Tensor:
-            own = take(code, rows)
+            data = in_order(rows) if self.broadcasts else None
+            own = take(code, rows, data)
             proposal = self.posterior(own)
             z = proposal.rsample()
             if detach_posterior:
                 proposal = self.frozen_posterior(own)
-            data = in_order(rows) if self.broadcasts else None
             return self.log_joint(x[rows if data is None else data], proposed(z)) - proposed(proposal.log_prob(z))
 
         return log_weights

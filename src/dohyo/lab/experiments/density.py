@@ -126,7 +126,7 @@ class DensityRun(ReplicatedRun[DensityConfig]):
         """What the result says of the averaged parameters; the model keeps its best ones."""
         config, terms = self.config, self.config.test_terms
         found = test_by(self.trained(average=True), terms)
-        valid = validation_nll(self.parts[0], self.data.valid.to(fabric.device), config, fabric)
+        valid = validation_nll(self.parts[0], self.data.valid.to(fabric.device), config, fabric)()
         self.trained()
         if fabric.is_global_zero:
             save_evaluation(self.folder / TEST_AVERAGE, found, IWAE(terms), run=str(self.folder), split="test")

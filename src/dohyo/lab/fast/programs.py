@@ -21,8 +21,7 @@ from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.stacked import LINE, Unbatchable
 from dohyo.lab.fast.trial import check_batchable, check_samplers, stack
 from dohyo.lab.training.config import StepConfig
-from dohyo.lab.training.loop import matmul_precision
-from dohyo.lab.training.processes import one_thread, quiet
+from dohyo.lab.training.processes import matmul_precision, one_thread, quiet
 from dohyo.lab.training.state import State
 from dohyo.lab.training.tasks import Batches, Objective, OnData, OnDraws, Task
 from dohyo.objectives import MaximumLikelihood

@@ -90,12 +90,15 @@ def _epoch(
     for run in team:
         run.task.prepare(run.state, run.config)
     records = train_epoch(program, team)
-    trained, checked = time.monotonic(), {}
+    trained, sound = time.monotonic(), {}
     for run, record in zip(team, records, strict=True):
         try:
-            checked[runs.index(run)] = run.check({**record, "program": name})
+            run.check_sound(record)
+            sound[runs.index(run)] = {**record, "program": name}
         except Diverged as error:
             lost[runs.index(run)] = str(error)
+    begun = {place: runs[place].begin_check(record) for place, record in sound.items()}  # a GPU works on all at once
+    checked = {place: results() for place, results in begun.items()}
     seconds = time.monotonic() - started  # all runs share the time
     done = {place: runs[place].count_epoch(record, trained - started, seconds) for place, record in checked.items()}
     if any(runs[place].due() for place in done):

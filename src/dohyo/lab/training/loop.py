@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from dohyo.evaluation import isolated
 from dohyo.files import plain, replacing
 from dohyo.lab.folder import CHECKPOINT, METRICS, TENSORBOARD, read_records
 from dohyo.lab.training.config import LoopConfig
-from dohyo.lab.training.processes import launch, only_writer, setting, sum_over_processes
+from dohyo.lab.training.processes import launch, matmul_precision, only_writer, sum_over_processes
 from dohyo.lab.training.state import State
 from dohyo.lab.training.step import Totals, train_step
 from dohyo.lab.training.tasks import Objective, Record, Task, Trainable, task_of
@@ -113,12 +113,6 @@ def epoch_record(means: Record, state: State, clipped: Sequence[float]) -> Recor
     return means | {"learning_rate": state.rate, "clipped_decoder": clipped[0], "clipped_encoder": clipped[1]}
 
 
-def matmul_precision(config: Any, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Use TF32 in matrix products on a CUDA GPU if the config asks for it."""
-    read = torch.get_float32_matmul_precision
-    return setting(read, torch.set_float32_matmul_precision, "high" if device.type == "cuda" and config.tf32 else read())
-
-
 class Diverged(DohyoError):  # noqa: N818
     """NaN in the records or parameters of runs; `places` are their indices among the runs trained together."""
 
@@ -188,14 +182,15 @@ class Training:
 
     def end_epoch(self, record: Record, started: float, trained: float) -> Record:
         """Check the epoch, write the log and perhaps a checkpoint, and return the record; raise `Diverged` if numbers are NaN."""
-        record = self.check(record)
+        self.check_sound(record)
+        record = self.begin_check(record)()
         record = self.count_epoch(record, trained - started, time.monotonic() - started)
         if self.fabric.broadcast(self.due()):  # the first process's clock decides for all
             self.save()
         return record
 
-    def check(self, record: Record) -> Record:
-        """The epoch's record with the results of the task's check; raise `Diverged` before that check if numbers are NaN."""
+    def check_sound(self, record: Record) -> None:
+        """Raise `Diverged` if numbers are NaN."""
         wrong = [f"{name} is NaN" for name, value in record.items() if isinstance(value, float) and math.isnan(value)]
         if not wrong and not _finite(self.state.model):
             wrong = ["a parameter is not finite"]  # in the very last step: the losses were still finite
@@ -206,7 +201,11 @@ class Training:
                 f"earlier epoch, if there is one, is kept{'' if self.folder is None else f' in {self.folder}'} "
                 "(try a lower learning rate or clip norm)"
             )
-        return record | self.task.check(self.state.model, record, self.config, self.fabric)
+
+    def begin_check(self, record: Record) -> Callable[[], Record]:
+        """Begin the task's check; the function that is returned waits for it, and gives the record with its results."""
+        results = self.task.begin_check(self.state.model, record, self.config, self.fabric)
+        return lambda: record | results()
 
     def count_epoch(self, record: Record, step_seconds: float, seconds: float) -> Record:
         progress = self.state.progress

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock, SoftFileLock, Timeout
@@ -180,3 +180,9 @@ def _holder(path: Path) -> str:
                 return name
         time.sleep(0.05)
     return "another process"
+
+
+def matmul_precision(config: Any, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Use TF32 in matrix products on a CUDA GPU if the config asks for it."""
+    read = torch.get_float32_matmul_precision
+    return setting(read, torch.set_float32_matmul_precision, "high" if device.type == "cuda" and config.tf32 else read())

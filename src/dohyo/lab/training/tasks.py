@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE
 from dohyo.evaluation import isolated, mean_log_p, most_rows, tensors
 from dohyo.lab.training.config import DrawsConfig, LoopConfig, Progress, StepConfig
-from dohyo.lab.training.processes import one_thread, sum_over_processes
+from dohyo.lab.training.processes import matmul_precision, one_thread, sum_over_processes
 from dohyo.objectives import Outcome
 
 PILOT = 256  # training data on which chains are tuned
@@ -78,6 +79,10 @@ class Task(ABC, Generic[C]):
         the last ones. If `stop` is true, the run ends."""
         return {}
 
+    def begin_check(self, model: nn.Module, record: Record, config: C, fabric: Fabric) -> Callable[[], Record]:
+        """`check`, begun where a GPU can work on it; the function that is returned waits for it."""
+        return partial(self.check, model, record, config, fabric)
+
     def state_dict(self) -> dict[str, Any]:
         """The task's part of the checkpoint, for this process, as plain data."""
         return {}
@@ -128,9 +133,9 @@ class OnData(Task[LoopConfig]):
     def batch(self, index: Tensor) -> Tensor:
         return self.data.train_batch(index)
 
-    def check(self, model: nn.Module, record: Record, config: LoopConfig, fabric: Fabric) -> Record:
+    def begin_check(self, model: nn.Module, record: Record, config: LoopConfig, fabric: Fabric) -> Callable[[], Record]:
         nll = validation_nll(model, self.data.valid, config, fabric)
-        return {"valid_nll": nll, "score": nll}
+        return lambda: dict.fromkeys(("valid_nll", "score"), nll())
 
 
 class OnDraws(Task[Any]):
@@ -243,8 +248,11 @@ def _due(epoch: int) -> bool:
     return epoch & (epoch - 1) == 0  # 0 and the powers of two
 
 
-def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> float:
-    """The mean NLL by IWAE over the validation data, divided among the processes, with a separate seed."""
+def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> Callable[[], float]:
+    """The mean NLL by IWAE over the validation data, divided among the processes, with a separate seed.
+
+    It is begun, with matrix products as precise as in training; the function that is returned waits for it.
+    """
     own = valid[fabric.global_rank :: fabric.world_size]
     terms = config.valid_terms
     if isinstance(model, Annealed):  # about as many passes through the decoder
@@ -252,6 +260,11 @@ def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: 
     estimator = IWAE(terms)
     seed = config.seed + fabric.global_rank
     batch = max(1000, most_rows(own, config.max_rows) // terms)
-    mean = mean_log_p(model, own, estimator, batch_size=batch, max_rows=config.max_rows, seed=seed)  # type: ignore[arg-type]
-    total = torch.tensor(mean * len(own), dtype=torch.float64, device=fabric.device)
-    return -float(sum_over_processes(fabric, [total])[0]) / len(valid)
+    with matmul_precision(config, own.device):
+        mean = mean_log_p(model, own, estimator, batch_size=batch, max_rows=config.max_rows, seed=seed)  # type: ignore[arg-type]
+
+    def nll() -> float:
+        total = torch.tensor(mean() * len(own), dtype=torch.float64, device=fabric.device)
+        return -float(sum_over_processes(fabric, [total])[0]) / len(valid)
+
+    return nll
