@@ -117,7 +117,9 @@ class Constants:
         return ({self.step.shape[-1], len(self.widening)} - {1}) | mixed
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return replace(self, **{name: change(value) for name, value in vars(self).items() if value is not None})
+        # Written out, because the compiler cannot follow `vars`.
+        mixing = None if self.mixing is None else change(self.mixing)
+        return type(self)(change(self.step), change(self.bridge), change(self.persistence), change(self.widening), mixing)
 
 
 class Ends(NamedTuple):
