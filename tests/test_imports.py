@@ -52,7 +52,7 @@ ROOMS = {
     "lab.bank": "diagnostics estimators evaluation lab.claims lab.data packing",
     "lab.evaluations": "estimators evaluation lab.claims lab.folder",
     "lab.training": "annealing contract estimators evaluation lab.claims lab.folder objectives",
-    "lab.fast": "annealing contract lab.training laws objectives packing",
+    "lab.fast": "annealing contract lab.training laws models objectives packing",
     "lab.experiments": "annealing contract diagnostics estimators evaluation kl lab.data lab.evaluations lab.fast lab.folder "
     "lab.parsing lab.rewards lab.targets lab.training models objectives packing verdict",
     "lab.plots": "estimators evaluation kl lab.bank lab.folder",

@@ -1,7 +1,8 @@
 """Stacked models that are trained through annealed chains.
 
-One leapfrog is compiled, not the whole chain: a chain is the same program called T times, whatever T is. The ends' log p(x, z),
-through which theta's gradient passes, and the encoder's own log-weights are one more program, the only one with a gradient.
+One leapfrog is compiled, not the whole chain: a chain is the same program called T times, whatever T is; on a CUDA GPU the
+paper's VAE has a kernel for whole chains instead. The ends' log p(x, z), through which theta's gradient passes, is one more
+program, and the encoder's own log-weights are another.
 """
 
 from dataclasses import replace
@@ -15,6 +16,8 @@ from dohyo.annealing.chain import Source, State
 from dohyo.contract import bound
 from dohyo.lab.fast.noise import Asked, Piece
 from dohyo.lab.fast.stacked import Functions, Stacked, Tensors, Weights
+from dohyo.models import VAE
+from dohyo.models.networks import BernoulliPixels
 
 
 class _Parts(Functions):
@@ -42,19 +45,48 @@ class StackedChains(Stacked):
     """`Stacked` for `Annealed` models: it returns the log-weights of chains, and those of the encoder in place of factors."""
 
     _functions = _Parts
+    leapfrogs: Any = None  # the kernel for whole chains, in place of a program for each leapfrog
+
+    def round_forces(self) -> None:
+        """Let the chains' forces be computed from factors of 11 bits, where there is a kernel that does so."""
+        inside = self.models[0].model
+        plain = type(inside) is VAE and isinstance(inside.observed, BernoulliPixels) and self.flat.dtype == torch.float32
+        if self.flat.device.type != "cuda" or not plain or "model.mixing" in self.buffers:
+            return
+        from dohyo.lab.fast.kernel import Leapfrogs, fits  # where there is no CUDA GPU there may be no Triton
+
+        decoder = {name.removeprefix("model.model.decoder."): value.detach() for name, value in self.parameters.items()}
+        constants = {name.removeprefix("model."): value for name, value in self.buffers.items()}
+        if fits(decoder):
+            self.leapfrogs = Leapfrogs(decoder, constants)
 
     def __call__(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
+        return self.ends(x, rows, noise), [self.fresh(x, rows, noise)]
+
+    def fresh(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Tensor:
+        """The log-weights of the encoder's own samples, by which phi is trained."""
+        x = x.unflatten(0, (len(self.models), -1))
+        found: Tensor = self._run("weights", self.parameters, self.buffers, rows, noise[: self._order[0]], x)
+        return found.flatten()
+
+    def ends(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Tensor:
+        """The log-weights of chains, by which theta is trained."""
         x = x.unflatten(0, (len(self.models), -1))
         first, last = self._order
-        fresh, start, refresh = noise[:first], noise[first:last], noise[last:]
+        start, refresh = noise[first:last], noise[last:]
         with torch.no_grad():
             code, state = self._run("start", self.parameters, self.buffers, rows, start, x)
-            for t in range(self.buffers["model.bridge"].shape[1]):
-                step, bridge = self.buffers["model.step"][:, t], self.buffers["model.bridge"][:, t]
-                name = "leap again" if t else "leap"
-                state = self._run(name, self.parameters, self.buffers, rows, refresh[t - 1 : t], x, code, state, step, bridge)
-        log_w, encoder = self._run("end", self.parameters, self.buffers, rows, fresh, x, code, state)
-        return log_w.flatten(), [encoder.flatten()]
+            leap = self._leaps if self.leapfrogs is None else self.leapfrogs
+            state = leap(x, rows, code, state, refresh)
+        log_w: Tensor = self._run("end", self.parameters, self.buffers, rows, [], x, code, state)
+        return log_w.flatten()
+
+    def _leaps(self, x: Tensor, rows: Tensor, code: Any, state: State, noise: list[Tensor]) -> State:
+        for t in range(self.buffers["model.bridge"].shape[1]):
+            step, bridge = self.buffers["model.step"][:, t], self.buffers["model.bridge"][:, t]
+            name = "leap again" if t else "leap"
+            state = self._run(name, self.parameters, self.buffers, rows, noise[t - 1 : t], x, code, state, step, bridge)
+        return state
 
     def _asked(self, x: Tensor, rows: Tensor) -> list[Piece]:
         own = super()._asked(x, rows)
@@ -68,10 +100,9 @@ class StackedChains(Stacked):
         self, part: str, parameters: Tensors, buffers: Tensors, rows: Tensor, noise: list[Tensor], *of_each: Any
     ) -> Any:
         def one(values: Tensors, buffers: Tensors, noise: list[Tensor], x: Tensor, *rest: Any) -> Any:
-            if part == "end":
+            if part == "weights":
                 constant = {name: value.detach() if name in self.of_theta else value for name, value in values.items()}
-                fresh = functional_call(self.function, (constant, buffers), ("weights", noise, x, rows), self.options)
-                return functional_call(self.function, (values, buffers), ("end", [], x, rows, *rest)), fresh
+                return functional_call(self.function, (constant, buffers), (part, noise, x, rows), self.options)
             refresh = (part == "leap again",) if part.startswith("leap") else ()
             return functional_call(self.function, (values, buffers), (part.split()[0], noise, *refresh, x, rows, *rest))
 

@@ -31,6 +31,27 @@ class _Recorded:
     step: torch.cuda.CUDAGraph
 
 
+class Beside:
+    """Work on a CUDA GPU that does not wait for what follows it, nor that for it, up to `join`; elsewhere it does nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.contexts = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            self.contexts.enter_context(torch.cuda.stream(self.stream))
+
+    def __exit__(self, *_: object) -> None:
+        self.contexts.close()
+
+    def join(self) -> None:
+        """Let what follows wait for it."""
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+
+
 class Replayed:
     """Steps whose samples are drawn on a separate stream, while the previous step is still running.
 

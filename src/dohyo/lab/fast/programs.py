@@ -16,7 +16,7 @@ from dohyo.contract import through_chains
 from dohyo.errors import DohyoError
 from dohyo.lab.fast.captured import EvenTables, network, traced
 from dohyo.lab.fast.finish import CompiledFinish, Finish
-from dohyo.lab.fast.graphs import Graphs
+from dohyo.lab.fast.graphs import Beside, Graphs
 from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.stacked import LINE, Unbatchable
 from dohyo.lab.fast.trial import check_batchable, check_samplers, stack
@@ -112,6 +112,9 @@ class Program:
         options = {"compiler": network if captured else None, "varying": captured and self.varying}
         self.models = self._stacked(models, generators, encoder=str(objective.encoder), **options)
         self.device, self.chains = self.models.flat.device, through_chains(models[0])
+        if self.chains and captured and config.tf32:
+            self.models.round_forces()
+        self.beside = Beside(self.device)
         self._prepare(generators)
         finish = CompiledFinish if captured and config.optimiser in ("adam", "amsgrad") else Finish
         self.finish = finish(states, self.models, objective.running_baseline, config)
@@ -184,24 +187,35 @@ class Program:
         x, *noise = drawn
         objective, replicas = self.objective, len(self.states)
         batch = len(x) // replicas
-        log_w, others = self.models(x, plan.rows, noise)
         baseline = self.finish.totals.baseline.nan_to_num(0.0)[:, None].expand(-1, batch).reshape(-1)
         given = baselines(baseline if objective.running_baseline else 0.0, x, str(objective.encoder))
-        options: Any = {"batch": batch, "dtype": log_w.dtype}
-        if self.chains:
-            fresh = others[0].detach()
-            *numbers, theta = self.tables(partial(objective.chain_coefficients, **options), log_w.detach(), plan)
-            of_others = self.encoder_tables(partial(objective.encoder_coefficients, **options), fresh, plan, *given)
-        else:
-            function = partial(objective.coefficients, **options)
-            *numbers, theta = (found := self.tables(function, log_w.detach(), plan, *given))[:4]
-            others = [factor for factor in others if factor.requires_grad]
-            of_others = [found[4].view_as(factor) for factor in others]
-        wanted, seeds = [*self.models.theta, *self.models.phi], [theta, *of_others]
-        gradients = torch.autograd.grad([log_w, *others], wanted, seeds, allow_unused=True, materialize_grads=True)
+        follow = self._follow_chains if self.chains else self._follow_samples
+        numbers, gradients = follow(x, noise, plan, given, {"batch": batch, "dtype": self.models.flat.dtype})
         level = -numbers[1].unflatten(0, (replicas, -1)).sum(1) / batch if objective.running_baseline else self._nothing
         recorded = objective.RECORDED_OF_CHAINS if self.chains else objective.RECORDED
-        self.finish(list(gradients), dict(zip(recorded, numbers, strict=True)), level)
+        self.finish(gradients, dict(zip(recorded, numbers, strict=True)), level)
+
+    def _follow_samples(self, x: Tensor, noise: list[Tensor], plan: Any, given: list[Tensor], options: Any) -> Any:
+        """What is recorded, and the gradients of theta and phi."""
+        log_w, others = self.models(x, plan.rows, noise)
+        found = self.tables(partial(self.objective.coefficients, **options), log_w.detach(), plan, *given)
+        *numbers, theta = found[:4]
+        others = [factor for factor in others if factor.requires_grad]
+        seeds = [theta, *(found[4].view_as(factor) for factor in others)]
+        return numbers, _gradients([log_w, *others], [*self.models.theta, *self.models.phi], seeds)
+
+    def _follow_chains(self, x: Tensor, noise: list[Tensor], plan: Any, given: list[Tensor], options: Any) -> Any:
+        """The same through chains. They need little of a GPU, so that it computes phi's part beside them."""
+        models, objective = self.models, self.objective
+        with self.beside:
+            fresh = models.fresh(x, plan.rows, noise)
+            of_phi = self.encoder_tables(partial(objective.encoder_coefficients, **options), fresh.detach(), plan, *given)
+            phi = _gradients([fresh], models.phi, of_phi)
+        log_w = models.ends(x, plan.rows, noise)
+        *numbers, of_theta = self.tables(partial(objective.chain_coefficients, **options), log_w.detach(), plan)
+        theta = _gradients([log_w], models.theta, [of_theta])
+        self.beside.join()
+        return numbers, [*theta, *phi]
 
     @property
     def _nothing(self) -> Tensor:
@@ -232,3 +246,7 @@ class Program:
         self.finish.end()
         for state in self.states[1:]:  # all runs share the K of the first
             state.depth.set_state(self.states[0].depth.get_state())
+
+
+def _gradients(outputs: list[Tensor], wanted: list[Tensor], seeds: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(outputs, wanted, seeds, allow_unused=True, materialize_grads=True))
