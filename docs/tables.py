@@ -49,7 +49,7 @@ def gpu_step(content: dict[str, Any]) -> Grid:
 
 
 def gpu_chains(content: dict[str, Any]) -> Grid:
-    """Microseconds of a step through chains beside IWAE with as many passes through the decoder, in the least disturbed epochs."""
+    """Microseconds of a step through chains beside IWAE with as many passes, in the least disturbed epochs."""
     rows = []
     for row in content["rows"]:
         if "equal" in row:
