@@ -113,21 +113,28 @@ def test_broadcasting_changes_neither_log_weights_nor_gradients(name: str, likel
     torch.testing.assert_close(gradients, of_copied, rtol=1e-12, atol=1e-13)
 
 
-def test_densities_in_fewer_operations_are_torchs_own() -> None:
-    """To the last bit, with their gradients."""
+def test_the_standard_normal_in_fewer_operations_is_torchs_own() -> None:
+    """To the last bit, with its gradient."""
     torch.manual_seed(0)
-    value = torch.randn(50, 7, requires_grad=True)
-    normal, logits = standard_normal(7, nn.Linear(1, 1)), torch.randn(50, 7, requires_grad=True)
-    bits, seen = bernoulli(logits), torch.rand(50, 7)
-    torchs_bits = Independent(Bernoulli(logits=logits, validate_args=False), 1, validate_args=False)
-    for ours, torchs, leaf in (
-        (normal.log_prob(value), Independent(Normal(torch.zeros(7), torch.ones(7)), 1).log_prob(value), value),
-        (bits.log_prob(seen), torchs_bits.log_prob(seen), logits),
-    ):
-        weight = torch.randn(50)
-        assert torch.equal(ours, torchs)
-        assert torch.equal(*(torch.autograd.grad((weight * each).sum(), leaf)[0] for each in (ours, torchs)))
-    assert bits.sample().shape == (50, 7)
+    value, weight = torch.randn(50, 7, requires_grad=True), torch.randn(50)
+    both = standard_normal(7, nn.Linear(1, 1)), Independent(Normal(torch.zeros(7), torch.ones(7)), 1)
+    ours, torchs = (density.log_prob(value) for density in both)
+    assert torch.equal(ours, torchs)
+    assert torch.equal(*(torch.autograd.grad((weight * each).sum(), value)[0] for each in (ours, torchs)))
+
+
+def test_bits_in_fewer_operations_are_torchs_own() -> None:
+    """To rounding, with their gradient, also where they are nearly certain."""
+    torch.manual_seed(0)
+    logits = torch.cat([torch.randn(50, 7), 60 * torch.randn(50, 7)]).double().requires_grad_()
+    seen, weight = torch.rand(100, 7).double(), torch.randn(100).double()
+    bits, torchs = bernoulli(logits), Independent(Bernoulli(logits=logits, validate_args=False), 1, validate_args=False)
+    found = [density.log_prob(seen) for density in (bits, torchs)]
+    torch.testing.assert_close(*found, rtol=1e-13, atol=1e-13)
+    gradients = [torch.autograd.grad((weight * each).sum(), logits)[0] for each in found]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
+    assert torch.equal(bernoulli(logits[:5]).log_prob(seen[:1]), bernoulli(logits[:5]).log_prob(seen[:1].expand(5, -1)))
+    assert bits.sample().shape == (100, 7)
 
 
 def test_two_layers_have_the_sizes_of_burda_et_al() -> None:

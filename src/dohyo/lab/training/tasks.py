@@ -264,6 +264,8 @@ def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: 
         mean = mean_log_p(model, own, estimator, batch_size=batch, max_rows=config.max_rows, seed=seed)  # type: ignore[arg-type]
 
     def nll() -> float:
+        if fabric.world_size == 1:
+            return -mean()
         total = torch.tensor(mean() * len(own), dtype=torch.float64, device=fabric.device)
         return -float(sum_over_processes(fabric, [total])[0]) / len(valid)
 
