@@ -3,12 +3,13 @@
 The loop by hand is IWAE in plain PyTorch, as lean as one would write it; DReG, SUMO and MultilevelRR are compared with it too.
 Both have the same network, optimiser, batches and validation, and neither clips. `fit` asks for PyTorch's fused Adam and most
 people do not, so that there are two loops by hand, with and without it; the goals are judged by the one with it. Epochs of all
-runs take turns. K is random, so its seed is one whose epochs cost what the law says. The clock is the CPU time of the main
-thread, which other programs disturb little: on two threads it does all that is serial and half of the rest, so that this is the
-time on the wall of an idle machine, provided that threads sleep while they wait (OMP_WAIT_POLICY=passive). Seconds on the wall
-are given too.
+runs take turns. K is random, and rare large ones take much of the time, so that epochs with a few numbers of log-weights are
+timed instead, and the mean over the law is that of lines through them. The clock is the CPU time of the main thread, which other
+programs disturb little: on two threads it does all that is serial and half of the rest, so that this is the time on the wall of
+an idle machine, provided that threads sleep while they wait (OMP_WAIT_POLICY=passive). Seconds on the wall are given too.
 """
 
+import copy
 import math
 import os
 import random
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -71,54 +73,77 @@ def by_hand(train: Tensor, valid: Tensor, k: int, fused: bool) -> Iterator[float
         yield checked
 
 
-class Counted(VAE):
-    """The paper's VAE, counting its log-weights in training."""
-
-    broadcasts = True
-    rows = 0
-
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        self.rows += len(z) if self.training else 0
-        return super().log_joint(x, z)
-
-
-def seed_of_k(estimator: dohyo.Estimator, steps: int) -> int:
-    """Of the first 2,000 seeds the one whose K, after the first epoch, cost most nearly what the law says on average."""
-
-    def miss(seed: int) -> float:
-        counts = estimator.shared_plans(steps, torch.Generator().manual_seed(seed + 1))[STEPS:]
-        return abs(sum(counts) / len(counts) - estimator.expected_cost)
-
-    return min(range(2000), key=miss)
+def depths(estimator: dohyo.Estimator) -> tuple[list[float], list[float]]:
+    """The numbers of log-weights that it may ask for, with their probabilities; what is left out would take 1e-6 of the time."""
+    counts: list[float] = []
+    shares: list[float] = []
+    depth, left = 0, 1.0
+    while left * (counts[-1] if counts else 1) > 1e-6 * estimator.expected_cost:
+        below = float(estimator.depth_law.survival(torch.tensor([depth + 1]))[0])
+        counts.append(float(estimator.terms(torch.tensor([depth], dtype=torch.float64))[0]))
+        shares.append(left - below)
+        depth, left = depth + 1, below
+    return counts, shares
 
 
-def measure(threads: int, rounds: int, cost: int) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[str, float]]:
-    """CPU seconds of this thread and seconds on the wall for each epoch of each run, and the log-weights a datum."""
+def timed_counts(estimator: dohyo.Estimator) -> list[int]:
+    """The numbers of log-weights whose epochs are timed: the least one, and doubles of it up to about four times the mean."""
+    counts = [int(count) for count, share in zip(*depths(estimator), strict=True) if share > 0]
+    found = [counts[0]]
+    while estimator.depth_law.cap > 0 and found[-1] < 3 * estimator.expected_cost:
+        found.append(next(count for count in counts if count >= 2 * found[-1]))
+    return found
+
+
+def mean_over_law(estimator: dohyo.Estimator, seconds: dict[int, float]) -> float:
+    """The mean of the epochs' seconds, by lines between the numbers of log-weights that were timed, and on beyond the last."""
+    counts, shares = depths(estimator)
+    nodes, times = list(seconds), list(seconds.values())
+    if len(nodes) == 1:
+        return times[0]
+    slope = (times[-1] - times[-2]) / (nodes[-1] - nodes[-2])
+    found = [times[-1] + slope * (n - nodes[-1]) if n > nodes[-1] else float(np.interp(n, nodes, times)) for n in counts]
+    return float(np.dot(found, shares)) / sum(shares)
+
+
+def at_count(objective: MaximumLikelihood, n: int) -> MaximumLikelihood:
+    """The objective with n log-weights in every step."""
+    estimator = copy.copy(objective.estimator)
+    object.__setattr__(estimator, "plan", lambda batch, *_: torch.full((batch,), n))
+    return MaximumLikelihood(estimator, objective.encoder)
+
+
+def measure(threads: int, rounds: int, cost: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """CPU seconds of this thread and seconds on the wall for an epoch of each run, in each round."""
     torch.set_num_threads(threads)
     torch.manual_seed(SEED)
     images = torch.rand(BATCH * STEPS + VALID, 784).bernoulli()
     train, valid = images[:-VALID], images[-VALID:]
-    runs: dict[str, Iterator[Any]] = {name: by_hand(train, valid, cost, fused) for name, fused in BY_HAND.items()}
-    models = {name: Counted() for name in GOALS}
-    for name, objective in objectives(cost).items():
-        varies = objective.estimator.depth_law.cap > 0
-        k_seed = seed_of_k(objective.estimator, STEPS * (rounds + 1)) if varies else SEED
-        config = LoopConfig(epochs=rounds + 1, valid_terms=VALID_TERMS, seed=SEED, k_seed=k_seed, device="cpu")
-        runs[name] = fit(models[name], (train, valid), objective, config)
+    runs: dict[tuple[str, int], Iterator[Any]] = {
+        (name, cost): by_hand(train, valid, cost, fused) for name, fused in BY_HAND.items()
+    }
+    wanted = objectives(cost)
+    for name, objective in wanted.items():
+        for n in timed_counts(objective.estimator):
+            config = LoopConfig(epochs=rounds + 1, valid_terms=VALID_TERMS, seed=SEED, device="cpu")
+            runs[name, n] = fit(VAE(), (train, valid), at_count(objective, n), config)
     for run in runs.values():  # the first epoch warms up
         next(run)
-    before = {name: model.rows for name, model in models.items()}
     order = random.Random(SEED)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    wall: dict[str, list[float]] = {name: [] for name in runs}
+    clocks: tuple[dict[str, list[float]], ...] = ({}, {})
     for _ in range(rounds):
-        for name in order.sample(sorted(runs), len(runs)):
-            begin, on_wall = time.thread_time(), time.perf_counter()
-            next(runs[name])
-            seconds[name].append(time.thread_time() - begin)
-            wall[name].append(time.perf_counter() - on_wall)
-    rows = {name: (model.rows - before[name]) / (rounds * len(train)) for name, model in models.items()}
-    return seconds, wall, rows
+        here: tuple[dict[str, dict[int, float]], ...] = ({}, {})
+        for name, n in order.sample(sorted(runs), len(runs)):
+            begin = time.thread_time(), time.perf_counter()
+            next(runs[name, n])
+            for clock, now, start in zip(here, (time.thread_time(), time.perf_counter()), begin, strict=True):
+                clock.setdefault(name, {})[n] = now - start
+        for found, each in zip(clocks, here, strict=True):
+            for name, own in each.items():
+                times = dict(sorted(own.items()))
+                mean = mean_over_law(wanted[name].estimator, times) if name in wanted else times[cost]
+                found.setdefault(name, []).append(mean)
+    return clocks[0], clocks[1]
 
 
 def compared(threads: int, rounds: int, ratio: Callable[[list[float], list[float]], dict[str, Any]]) -> list[dict[str, Any]]:
@@ -128,7 +153,7 @@ def compared(threads: int, rounds: int, ratio: Callable[[list[float], list[float
     print(f"\n{title:40s} {'of means':>9s} {'95% interval':>17s} {'median':>7s} {'wall':>7s} {'unfused':>8s}")
     for cost in COSTS:
         load = os.getloadavg()[0]
-        seconds, wall, rows = measure(threads, rounds, cost)
+        seconds, wall = measure(threads, rounds, cost)
         for name, goal in GOALS.items():
             own, on_wall, beside = (
                 ratio(clock[name], clock[other])
@@ -139,7 +164,7 @@ def compared(threads: int, rounds: int, ratio: Callable[[list[float], list[float
             verdict = f"goal {goal}: {'met' if own['met'] else 'MISSED'}"
             print(f"{f'{name} at {cost}':40s} " + " ".join(f"{number:8.3f}" for number in numbers) + f"  {verdict}")
             found.append({
-                "run": name, "cost": cost, "threads": threads, "log_weights": rows[name],
+                "run": name, "cost": cost, "threads": threads, "timed_at": timed_counts(objectives(cost)[name].estimator),
                 "estimator": dohyo.to_dict(objectives(cost)[name].estimator), "ratio": own, "ratio_on_the_wall": on_wall,
                 "ratio_to_adam_not_fused": beside,
                 "mean_seconds": statistics.mean(seconds[name]), "mean_seconds_by_hand": statistics.mean(seconds["by hand"]),

@@ -128,13 +128,27 @@ def test_bits_in_fewer_operations_are_torchs_own() -> None:
     torch.manual_seed(0)
     logits = torch.cat([torch.randn(50, 7), 60 * torch.randn(50, 7)]).double().requires_grad_()
     seen, weight = torch.rand(100, 7).double(), torch.randn(100).double()
-    bits, torchs = bernoulli(logits), Independent(Bernoulli(logits=logits, validate_args=False), 1, validate_args=False)
-    found = [density.log_prob(seen) for density in (bits, torchs)]
-    torch.testing.assert_close(*found, rtol=1e-13, atol=1e-13)
-    gradients = [torch.autograd.grad((weight * each).sum(), logits)[0] for each in found]
-    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
-    assert torch.equal(bernoulli(logits[:5]).log_prob(seen[:1]), bernoulli(logits[:5]).log_prob(seen[:1].expand(5, -1)))
-    assert bits.sample().shape == (100, 7)
+    torchs = Independent(Bernoulli(logits=logits, validate_args=False), 1, validate_args=False)
+    wanted = torchs.log_prob(seen)
+    (slope,) = torch.autograd.grad((weight * wanted).sum(), logits, create_graph=True)
+    curvature = torch.autograd.grad((weight[:, None] * slope).sum(), logits)[0]
+    mapped = torch.func.vmap(lambda l, x: bernoulli(l).log_prob(x))
+    for log_p in (lambda l, x: bernoulli(l).log_prob(x), mapped):  # in place, and in one expression
+        found = log_p(logits, seen)
+        torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(torch.autograd.grad((weight * found).sum(), logits)[0], slope, rtol=1e-12, atol=1e-13)
+        (first,) = torch.autograd.grad((weight * log_p(logits, seen)).sum(), logits, create_graph=True)
+        second = torch.autograd.grad((weight[:, None] * first).sum(), logits)[0]
+        torch.testing.assert_close(second, curvature, rtol=1e-12, atol=1e-13)
+    few = bernoulli(logits[:5])
+    assert torch.equal(few.log_prob(seen[:1]), few.log_prob(seen[:1].expand(5, -1)))
+    assert bernoulli(logits[0]).log_prob(seen).shape == (100,)  # more data than densities
+    assert few.sample().shape == (5, 7)
+
+
+def test_bits_give_x_a_gradient_where_it_wants_one() -> None:
+    logits, x = torch.randn(3, 7), torch.rand(3, 7, requires_grad=True)
+    assert torch.allclose(torch.autograd.grad(bernoulli(logits).log_prob(x).sum(), x)[0], logits)
 
 
 def test_two_layers_have_the_sizes_of_burda_et_al() -> None:

@@ -17,19 +17,22 @@ def test_the_loop_by_hand_learns_what_fit_learns() -> None:
     train, valid = images[:400], images[400:]
     hand = epochs.by_hand(train, valid, 5, fused=True)
     by_hand = [next(hand) for _ in range(3)]
-    model = epochs.Counted()
     config = LoopConfig(epochs=3, valid_terms=epochs.VALID_TERMS, device="cpu")
-    ours = [record["valid_nll"] for record in fit(model, (train, valid), epochs.objectives(5)["iwae"], config)]
+    ours = [record["valid_nll"] for record in fit(epochs.VAE(), (train, valid), epochs.objectives(5)["iwae"], config)]
     assert by_hand[-1] < by_hand[0] - 20
     assert by_hand == pytest.approx(ours, rel=0.03)  # other parameters at the start, and other noise
-    assert model.rows >= 3 * 400 * 5
 
 
-def test_the_seed_of_k_costs_what_the_law_says() -> None:
-    for name, objective in epochs.objectives(5).items():
-        steps, seed = 5 * epochs.STEPS, epochs.seed_of_k(objective.estimator, 5 * epochs.STEPS)
-        counts = objective.estimator.shared_plans(steps, torch.Generator().manual_seed(seed + 1))[epochs.STEPS :]
-        assert sum(counts) / len(counts) == pytest.approx(objective.estimator.expected_cost, rel=0.01), name
+@pytest.mark.parametrize("cost", epochs.COSTS)
+def test_the_mean_over_the_law_is_that_of_time_in_proportion(cost: int) -> None:
+    for name, objective in epochs.objectives(cost).items():
+        estimator = objective.estimator
+        nodes = epochs.timed_counts(estimator)
+        mean = epochs.mean_over_law(estimator, {n: 3.0 + 2.0 * n for n in nodes})
+        assert mean == pytest.approx(3.0 + 2.0 * estimator.expected_cost, rel=1e-5), name
+        x = torch.zeros(4, 784)
+        assert all(epochs.at_count(objective, n).estimator.plan(4, None, True, False).tolist() == [n] * 4 for n in nodes)
+        assert epochs.at_count(objective, nodes[-1])(epochs.VAE(), x).loss.requires_grad
 
 
 def test_the_committed_file_has_every_run_with_its_goal() -> None:

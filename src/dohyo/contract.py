@@ -164,6 +164,11 @@ def marking() -> Iterator[list[Mark]]:
         _open.lists.pop()
 
 
+def eager() -> bool:
+    """Whether what is called is carried out at once, neither compiled nor mapped; only then an autograd.Function may be used."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
+
+
 def proposed(tensor: Tensor) -> Tensor:
     """Mark what the proposal made, z or log q(z; x), with one row for each log-weight. The values do not change.
 
@@ -177,8 +182,7 @@ def proposed(tensor: Tensor) -> Tensor:
     """
     if not _open.lists:
         return tensor
-    eager = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
-    mark = Mark(tensor, *(_Proposed.apply(tensor) if eager else _proposed(tensor, 1)))  # type: ignore[no-untyped-call]
+    mark = Mark(tensor, *(_Proposed.apply(tensor) if eager() else _proposed(tensor, 1)))  # type: ignore[no-untyped-call]
     _open.lists[-1].append(mark)
     return mark.outside
 
