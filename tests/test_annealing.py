@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import scipy.special
@@ -97,6 +98,26 @@ def test_the_mean_weight_is_p_by_quadrature(
     forget(monkeypatch, longest(random_constants(steps, layers, seed=10 + steps)))
     twin = mean_by_quadrature(monkeypatch, model, x, steps, nodes)
     assert float(twin.detach()) != pytest.approx(float(exact.detach()), rel=0.01)
+
+
+@pytest.mark.parametrize(("steps", "nodes", "error"), [(1, 50, 1e-9), (2, 40, 1e-7)])
+def test_the_mean_weight_is_p_for_any_force_that_depends_on_the_place_alone(
+    steps: int, nodes: int, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a GPU may round it. One that also depends on the momentum changes volumes, and is found."""
+    model, x = LinearLayers(size=1), torch.tensor([[0.4]], dtype=torch.float64)
+    force, leapfrog, momentum = chain.Bridge._force, chain.Bridge._leapfrog, [torch.zeros(1)]
+
+    def noting(self: chain.Bridge, t: int, u: Tensor, v: Tensor, *rest: Any) -> Any:
+        momentum[0] = v
+        return leapfrog(self, t, u, v, *rest)
+
+    monkeypatch.setattr(chain.Bridge, "_leapfrog", noting)
+    monkeypatch.setattr(chain.Bridge, "_force", lambda self, t, u: 0.6 * force(self, t, u) + 0.3 * u.sin())
+    exact = float(model.exact(x).exp().detach())
+    assert float(mean_by_quadrature(monkeypatch, model, x, steps, nodes).detach()) == pytest.approx(exact, rel=error)
+    monkeypatch.setattr(chain.Bridge, "_force", lambda self, t, u: force(self, t, u) + 0.6 * momentum[0])
+    assert float(mean_by_quadrature(monkeypatch, model, x, steps, nodes).detach()) != pytest.approx(exact, rel=0.01)
 
 
 @pytest.mark.parametrize(("steps", "nodes"), [(1, 50), (2, 40), (3, 26)])
