@@ -137,6 +137,8 @@ def test_bits_in_fewer_operations_are_torchs_own() -> None:
         found = log_p(logits, seen)
         torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
         torch.testing.assert_close(torch.autograd.grad((weight * found).sum(), logits)[0], slope, rtol=1e-12, atol=1e-13)
+        many = torch.autograd.grad(log_p(logits, seen), logits, weight.expand(3, -1), is_grads_batched=True)[0]
+        torch.testing.assert_close(many, slope.expand(3, -1, -1), rtol=1e-12, atol=1e-13)
         (first,) = torch.autograd.grad((weight * log_p(logits, seen)).sum(), logits, create_graph=True)
         second = torch.autograd.grad((weight[:, None] * first).sum(), logits)[0]
         torch.testing.assert_close(second, curvature, rtol=1e-12, atol=1e-13)

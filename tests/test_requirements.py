@@ -47,7 +47,8 @@ def test_the_library_needs_three_packages() -> None:
 
 def test_the_laboratory_needs_what_its_extra_brings_and_no_less() -> None:
     assert len(LAB_FILES) > 60
-    assert imported(LAB_FILES) <= LIBRARY | CLI | {"pyarrow", "distributed"}  # for Parquet and for --scheduler
+    # For Parquet, for --scheduler, and what PyTorch brings for CUDA GPUs.
+    assert imported(LAB_FILES) <= LIBRARY | CLI | {"pyarrow", "distributed", "triton"}
     assert imported(LAB_FILES) >= CLI
 
 

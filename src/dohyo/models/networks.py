@@ -64,10 +64,9 @@ class _LogBits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         logits, value = ctx.saved_tensors
-        factor = -gradients[0][..., None]
-        if torch.is_grad_enabled():  # to be differentiated once more
-            return (logits.sigmoid() - value) * factor, None
-        return logits.sigmoid().sub_(value).mul_(factor), None
+        again = torch.is_grad_enabled()  # to be differentiated once more
+        excess = logits.sigmoid() - value if again else logits.sigmoid().sub_(value)
+        return excess * -gradients[0][..., None], None  # not in place: many gradients may be asked for at once
 
 
 def standard_normal(size: int, like: nn.Module) -> Distribution:
