@@ -1,6 +1,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -130,6 +131,7 @@ def test_nothing_outside_is_disturbed_and_seeds_decide(data: Tensor) -> None:
     assert not model.decoder.training
     assert torch.equal(a.per_datum, evaluate(model, binary, SUMO(2), seed=1).per_datum)
     assert not torch.equal(a.per_datum, evaluate(model, binary, SUMO(2), seed=2).per_datum)
+    assert torch.equal(a.per_datum, evaluate(model, binary, SUMO(2), seed=np.int64(1)).per_datum)
 
 
 def test_batches_of_any_kind(data: Tensor) -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.distributions import Bernoulli, Cauchy, Distribution, Independent, LogNormal, Normal, TransformedDistribution
 from torch.distributions.transforms import AffineTransform
 
@@ -146,6 +147,22 @@ def test_bits_in_fewer_operations_are_torchs_own() -> None:
     assert torch.equal(few.log_prob(seen[:1]), few.log_prob(seen[:1].expand(5, -1)))
     assert bernoulli(logits[0]).log_prob(seen).shape == (100,)  # more data than densities
     assert few.sample().shape == (5, 7)
+
+
+def test_bits_by_forward_derivatives() -> None:
+    logits, change, x = torch.randn(3, 7).double(), torch.randn(3, 7).double(), torch.rand(3, 7).double()
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(bernoulli(forward_ad.make_dual(logits, change)).log_prob(x)).tangent
+    assert torch.allclose(found, ((x - logits.sigmoid()) * change).sum(-1))
+
+
+def test_bits_from_autocast_keep_their_digits() -> None:
+    logits = torch.tensor([3.0, 6.0, 8.0]).repeat(1, 200).bfloat16().requires_grad_()
+    x = torch.ones(1, 600)
+    for log_p in (bernoulli(logits).log_prob(x), torch.func.vmap(lambda l: bernoulli(l).log_prob(x[0]))(logits)):
+        assert log_p.dtype == torch.float32
+        assert torch.allclose(log_p, logits.float().sigmoid().log().sum(-1), rtol=1e-5)
+        assert torch.allclose(torch.autograd.grad(log_p.sum(), logits)[0].float(), (-logits.float()).sigmoid(), rtol=0.01)
 
 
 def test_bits_give_x_a_gradient_where_it_wants_one() -> None:

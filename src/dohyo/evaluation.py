@@ -213,7 +213,7 @@ def mean_log_p(
 
 def _depths(seed: int) -> torch.Generator:
     """Draws K. Its seed is not the noise's: otherwise K and the first z would be made from the same random bits."""
-    return torch.Generator().manual_seed(seed + 1_000_003)
+    return torch.Generator().manual_seed(int(seed) + 1_000_003)
 
 
 def most_rows(x: Tensor, wanted: int | None) -> int:
@@ -329,14 +329,15 @@ def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95, names: tuple
 def isolated(model: object, seed: int) -> Iterator[None]:
     """No gradients, evaluation mode and a seed of its own inside; everything as before afterwards."""
     training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), torch.no_grad():
-        # Not torch.manual_seed: where some other kind of device is not in use, it formats the stack, which takes a millisecond.
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
+        # Not torch.manual_seed: for each kind of device that is not there it records a stack trace, which takes a millisecond.
+        torch.default_generator.manual_seed(int(seed))
+        for kind in (torch.cuda, torch.xpu):
+            if kind.is_available():
+                kind.manual_seed_all(int(seed))
         if torch.backends.mps.is_available():
-            torch.mps.manual_seed(seed)
+            torch.mps.manual_seed(int(seed))
         for module in training:
             module.training = False
         try:

@@ -48,6 +48,8 @@ class _Bits(Independent):  # type: ignore[type-arg]
 
     def log_prob(self, value: Tensor) -> Tensor:
         logits: Tensor = self.base_dist.logits
+        if logits.dtype in (torch.float16, torch.bfloat16):  # from autocast; log p(x) of many bits needs more digits
+            logits = logits.float()
         if eager() and not value.requires_grad and torch.broadcast_shapes(logits.shape, value.shape) == logits.shape:
             return _LogBits.apply(logits, value)  # type: ignore[no-any-return, no-untyped-call]
         return -torch.addcmul(softplus(logits, threshold=_LARGE), logits, value, value=-1).sum(-1)
@@ -59,7 +61,14 @@ class _LogBits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, value: Tensor) -> Tensor:
         ctx.save_for_backward(logits, value)
+        ctx.save_for_forward(logits, value)
         return softplus(logits, threshold=_LARGE).addcmul_(logits, value, value=-1).sum(-1).neg_()
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        logits, value = ctx.saved_tensors
+        change: Tensor = (value - logits.sigmoid()) * tangents[0]
+        return change.sum(-1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
