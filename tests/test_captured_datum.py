@@ -138,9 +138,11 @@ def test_auto_captures(k_draw: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose(made, task, objective(name, k_draw=k_draw), config(0, "auto"), fabric).captured
 
 
-def test_a_random_number_of_chains_stays_plain() -> None:
+def test_numbers_of_chains_that_differ_within_a_batch_stay_plain() -> None:
     made = dohyo.Annealed(model(0), 2)
-    with pytest.raises(Unbatchable, match="a random number of chains has no fixed shape; use program 'plain'"):
+    with pytest.raises(
+        Unbatchable, match="each datum has its own number of chains, for which there is no program; use program 'plain'"
+    ):
         choose([made], OnData(DATA), objective("sumo", k_draw="datum"), config(0, "captured"), launch("cpu"))
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.distributions import Bernoulli, Distribution, Independent
 
 import dohyo
@@ -17,8 +18,7 @@ from dohyo.annealing import tuning
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig, begin_with
 from dohyo.lab.fast.captured import traced
-from dohyo.lab.fast.stacked import Unbatchable
-from dohyo.lab.fast.trial import check_batchable
+from dohyo.lab.fast.trial import stack
 from dohyo.lab.folder import read_records
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
@@ -36,7 +36,8 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
     "checkpoint_seconds": 0.0,
 }
-CHAINS = MaximumLikelihood(dohyo.IWAE(2), "dreg")
+CHAINS = [MaximumLikelihood(dohyo.IWAE(2), "dreg"), MaximumLikelihood(dohyo.MultilevelRR.at_cost(3), "dreg")]
+KINDS = pytest.mark.parametrize("chains", CHAINS, ids=["two", "random"])
 
 
 def through(**sizes: int) -> Annealed:
@@ -85,6 +86,18 @@ def test_stopped_and_resumed_it_ends_the_same(run: DensityRun, tmp_path: Path) -
     assert same_run(run.folder, tmp_path / "run")
 
 
+def test_fit_goes_on_with_chains_of_its_own_constants(tmp_path: Path) -> None:
+    ends = []
+    for folder, lengths in ((tmp_path / "a", (2,)), (tmp_path / "b", (1, 2))):
+        for epochs in lengths:
+            torch.manual_seed(0)
+            model = Annealed(VAE(64, 16, 4), 2)  # as a user has it: one value for all dimensions
+            records = list(dohyo.lab.fit(model, DATA, CHAINS[0], teams.config(0, epochs=epochs), folder))
+        ends.append((records[-1]["valid_nll"], model.step))
+    assert ends[0][0] == ends[1][0]
+    assert torch.equal(ends[0][1], ends[1][1])
+
+
 def test_constants_fit_the_checkpoint_also_if_tuning_gained_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     worse = lambda model, data, start, *_: (dataclasses.replace(start, step=100 * start.step), 0)  # noqa: E731
     monkeypatch.setattr(tuning, "climb", worse)  # the start is kept, one value for all dimensions
@@ -100,32 +113,36 @@ def test_constants_live_where_the_model_does() -> None:
     assert made.step.device.type == made.widening.device.type == "meta"
 
 
-def test_replicas_are_the_same_as_alone() -> None:
-    records, models = together([0, 3], CHAINS, THROUGH)
+@KINDS
+def test_replicas_are_the_same_as_alone(chains: MaximumLikelihood) -> None:
+    records, models = together([0, 3], chains, THROUGH)
     for place, seed in enumerate((0, 3)):
-        assert_same((records[place], models[place]), alone(seed, CHAINS, THROUGH), 1e-4)
+        assert_same((records[place], models[place]), alone(seed, chains, THROUGH), 1e-4)
     assert "lost_chains" in records[0][0]
 
 
-def test_a_random_number_of_chains_is_not_captured() -> None:
-    models, rows = [teams.model(0, THROUGH)], torch.tensor([0, 0, 1, 1])
-    with pytest.raises(Unbatchable, match="a random number of chains has no fixed shape"):
-        check_batchable(models, DATA.valid[:2], rows, "dreg", traced, varying=True)
+def test_one_program_for_every_number_of_chains() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    models, x = [teams.model(seed, THROUGH) for seed in (0, 3)], DATA.valid[:10]
+    stacked = stack(models, [torch.Generator().manual_seed(seed) for seed in (0, 3)], "dreg", traced, varying=True)
+    for n in (3, 1, 2, 7):
+        rows = torch.arange(5).repeat_interleave(n)
+        log_w, (fresh,) = stacked(x, rows, stacked.noise(x, rows))
+        assert log_w.shape == fresh.shape == (10 * n,)
+    assert counters["stats"]["unique_graphs"] == 5  # fresh samples, start, the first leapfrog, the others, end
 
 
 @pytest.mark.slow
+@KINDS
 @pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))]
 )
-def test_captured_chains_are_the_same(device: str) -> None:
-    records, models = together([0, 3], CHAINS, THROUGH, program="captured", device=device)
+def test_captured_chains_are_the_same(device: str, chains: MaximumLikelihood) -> None:
+    records, models = together([0, 3], chains, THROUGH, program="captured", device=device)
     assert records[0][0]["program"] == "captured"
-    assert_same((records[1], models[1]), together_plain(device), 1e-3)
-
-
-def together_plain(device: str) -> tuple[list[dict[str, Any]], nn.Module]:
-    records, models = together([0, 3], CHAINS, THROUGH, program="plain", device=device)
-    return records[1], models[1]
+    plain, plain_models = together([0, 3], chains, THROUGH, program="plain", device=device)
+    assert_same((records[1], models[1]), (plain[1], plain_models[1]), 1e-3)
 
 
 def test_a_run_begins_with_the_parameters_of_another(run: DensityRun, tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ paper's VAE has a kernel for whole chains instead. The ends' log p(x, z), throug
 program, and the encoder's own log-weights are another.
 """
 
+import logging
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dohyo.annealing.chain import Source, State
@@ -18,6 +19,9 @@ from dohyo.lab.fast.noise import Asked, Piece
 from dohyo.lab.fast.stacked import Functions, Stacked, Tensors, Weights
 from dohyo.models import VAE
 from dohyo.models.networks import BernoulliPixels
+
+_DECODER = [nn.Linear, nn.Tanh, nn.Linear, nn.Tanh, nn.Linear]  # for which there is a kernel
+_log = logging.getLogger(__name__)
 
 
 class _Parts(Functions):
@@ -49,15 +53,17 @@ class StackedChains(Stacked):
 
     def round_forces(self) -> None:
         """Let the chains' forces be computed from factors of 11 bits, where there is a kernel that does so."""
-        inside = self.models[0].model
-        plain = type(inside) is VAE and isinstance(inside.observed, BernoulliPixels) and self.flat.dtype == torch.float32
-        if self.flat.device.type != "cuda" or not plain or "model.mixing" in self.buffers:
+        inside: Any = self.models[0].model
+        plain = type(inside) is VAE and type(inside.observed) is BernoulliPixels and self.flat.dtype == torch.float32
+        if not plain or [type(layer) for layer in inside.decoder] != _DECODER:
             return
-        from dohyo.lab.fast.kernel import Leapfrogs, fits  # where there is no CUDA GPU there may be no Triton
-
+        try:
+            from dohyo.lab.fast.kernel import Leapfrogs, fits
+        except ImportError:  # PyTorch brings Triton for most CUDA GPUs
+            return
         decoder = {name.removeprefix("model.model.decoder."): value.detach() for name, value in self.parameters.items()}
         constants = {name.removeprefix("model."): value for name, value in self.buffers.items()}
-        if fits(decoder):
+        if fits(decoder, constants):
             self.leapfrogs = Leapfrogs(decoder, constants)
 
     def __call__(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Weights:
@@ -66,7 +72,7 @@ class StackedChains(Stacked):
     def fresh(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Tensor:
         """The log-weights of the encoder's own samples, by which phi is trained."""
         x = x.unflatten(0, (len(self.models), -1))
-        found: Tensor = self._run("weights", self.parameters, self.buffers, rows, noise[: self._order[0]], x)
+        found: Tensor = self._part("weights", rows, noise[: self._order[0]], x)
         return found.flatten()
 
     def ends(self, x: Tensor, rows: Tensor, noise: list[Tensor]) -> Tensor:
@@ -75,18 +81,37 @@ class StackedChains(Stacked):
         first, last = self._order
         start, refresh = noise[first:last], noise[last:]
         with torch.no_grad():
-            code, state = self._run("start", self.parameters, self.buffers, rows, start, x)
-            leap = self._leaps if self.leapfrogs is None else self.leapfrogs
-            state = leap(x, rows, code, state, refresh)
-        log_w: Tensor = self._run("end", self.parameters, self.buffers, rows, [], x, code, state)
+            code, state = self._part("start", rows, start, x)
+            state = self._moved(x, rows, code, state, refresh)
+        log_w: Tensor = self._part("end", rows, [], x, code, state)
         return log_w.flatten()
+
+    def _moved(self, *chains: Any) -> State:
+        if self.leapfrogs is not None:
+            try:
+                return self.leapfrogs(*chains)  # type: ignore[no-any-return]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # the first launch compiles it, for a GPU and with a Triton that it may not have met
+                reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+                _log.warning("chains are slower than they could be: their kernel failed (%s)", reason)
+                self.leapfrogs = None
+        return self._leaps(*chains)
 
     def _leaps(self, x: Tensor, rows: Tensor, code: Any, state: State, noise: list[Tensor]) -> State:
         for t in range(self.buffers["model.bridge"].shape[1]):
             step, bridge = self.buffers["model.step"][:, t], self.buffers["model.bridge"][:, t]
-            name = "leap again" if t else "leap"
-            state = self._run(name, self.parameters, self.buffers, rows, noise[t - 1 : t], x, code, state, step, bridge)
+            state = self._part("leap again" if t else "leap", rows, noise[t - 1 : t], x, code, state, step, bridge)
         return state
+
+    def _part(self, name: str, rows: Tensor, noise: list[Tensor], x: Tensor, *rest: Any) -> Any:
+        """Run this part, in one program for any number of chains."""
+        if self.compiler is not None and self.varying and len(rows) > 1:
+            torch._dynamo.mark_dynamic(rows, 0)
+            for part in [*noise, *(part for state in rest if isinstance(state, State) for part in state)]:
+                if part.shape[1:2] == rows.shape:  # perhaps by coincidence: this number then gets a separate program
+                    torch._dynamo.maybe_mark_dynamic(part, 1)
+        return self._run(name, self.parameters, self.buffers, rows, noise, x, *rest)
 
     def _asked(self, x: Tensor, rows: Tensor) -> list[Piece]:
         own = super()._asked(x, rows)

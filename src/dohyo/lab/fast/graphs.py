@@ -32,7 +32,7 @@ class _Recorded:
 
 
 class Beside:
-    """Work on a CUDA GPU that does not wait for what follows it, nor that for it, up to `join`; elsewhere it does nothing."""
+    """On a CUDA GPU, work at the same time as what follows, up to `join`; elsewhere nothing changes."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None

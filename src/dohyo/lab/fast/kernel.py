@@ -30,6 +30,12 @@ def _tanh(a):
 
 
 @triton.jit
+def _short(a):
+    """In half precision, limited to what that can hold: a force that overflows would end the chain."""
+    return tl.minimum(tl.maximum(a, -65504.0), 65504.0).to(tl.float16)
+
+
+@triton.jit
 def _chains(
     u_at, v_at, ratio_at, noise_at, code_at, x_at, rows_at, w1_at, w2_at, w3_at, b1_at, b2_at, b3_at,
     step_at, bridge_at, persistence_at, widening_at, end_at, alive_at, end_ratio_at,
@@ -63,13 +69,13 @@ def _chains(
     image = x_at + datum[:, None] * pixels + j[None, :]
     for t in range(steps):
         if t > 0:
-            v = keep * v + tl.sqrt(1 - keep * keep) * tl.load(noise_at + (t - 1) * noise_stride + place, own, 0.0)
+            v = keep * v + tl.sqrt(1 - keep * keep) * tl.load(noise_at + (run * 0 + t - 1) * noise_stride + place, own, 0.0)
         log_ratio += tl.sum(v * v, 1) / 2
         step = tl.load(step_at + (run * steps + t) * latent + i, i < latent, 0.0).to(tl.float32)[None, :]
         beta = tl.load(bridge_at + run * steps + t).to(tl.float32)
         u += step / 2 * v
         z = mean + scale * u
-        short = z.to(tl.float16)
+        short = _short(z)
         h2 = tl.zeros([block, block_hidden], tl.float32)
         for begin in range(0, block_hidden, part):
             w1 = tl.load(w1_at + (begin + c)[:, None] * block_latent + i[None, :])
@@ -91,14 +97,14 @@ def _chains(
             left = tl.where((begin + j < pixels)[None, :], left, 0.0)
             slope = tl.dot(left.to(tl.float16), w3, slope)
             x, b3 = next_x, next_b3
-        short2 = (slope * (1 - h2 * h2)).to(tl.float16)
+        short2 = _short(slope * (1 - h2 * h2))
         force = tl.zeros([block, block_latent], tl.float32)  # the same by z, and then the whole force
         for begin in range(0, block_hidden, part):
             w1 = tl.load(w1_at + (begin + c)[:, None] * block_latent + i[None, :])
             w2 = tl.load(w2_at + h[:, None] * block_hidden + (begin + c)[None, :])
             b1 = tl.load(b1_at + begin + c, begin + c < hidden, 0.0)[None, :]
             h1 = _tanh(tl.dot(short, tl.trans(w1)) + b1)
-            force = tl.dot((tl.dot(short2, w2) * (1 - h1 * h1)).to(tl.float16), w1, force)
+            force = tl.dot(_short(tl.dot(short2, w2) * (1 - h1 * h1)), w1, force)
         force = (beta - 1) * u + beta * scale * (force - z)
         v += step * force
         u += step / 2 * v
@@ -111,12 +117,18 @@ def _chains(
     tl.store(end_ratio_at + run * n + row, log_ratio, inside)
 
 
-def fits(parameters: dict[str, Tensor]) -> bool:
-    """Whether a GPU has room for chains of these decoders. With few pixels the compiler would keep all weights in a block."""
-    _, hidden, latent = (weight := parameters["0.weight"]).shape
-    room = triton.runtime.driver.active.utils.get_device_properties(weight.device.index)["max_shared_mem"]
-    small = hidden <= _HIDDEN and latent <= _LATENT and room >= _ROOM
-    return bool(small and parameters["4.weight"].shape[1] > _PIXELS)
+def fits(parameters: dict[str, Tensor], constants: dict[str, Tensor]) -> bool:
+    """Whether the kernel can lead chains of these decoders, and a GPU has room for them. With few pixels the compiler would keep
+    all weights in a block."""
+    first, second, third = (parameters[f"{layer}.weight"].shape[1:] for layer in (0, 2, 4))
+    hidden, latent = first
+    alike = second == (hidden, hidden) and third[1] == hidden and "mixing" not in constants
+    sized = all(constants[name].shape[-1] == latent for name in ("step", "widening"))
+    if not alike or not sized or hidden > _HIDDEN or latent > _LATENT or third[0] <= _PIXELS:
+        return False
+    device = parameters["0.weight"].device
+    properties = triton.runtime.driver.active.utils.get_device_properties
+    return device.type == "cuda" and bool(properties(device.index)["max_shared_mem"] >= _ROOM)
 
 
 class Leapfrogs:
@@ -139,7 +151,7 @@ class Leapfrogs:
         return [pad(w, (0, b - w.shape[2], 0, a - w.shape[1])).half() for w, (a, b) in zip(weights, sizes, strict=True)]
 
     def __call__(self, x: Tensor, rows: Tensor, code: Tensor, state: State, noise: list[Tensor]) -> State:
-        """From the chains' start to their end; `noise` refreshes the momentum before each leapfrog but the first."""
+        """From the chains' start to their end, momentum aside; `noise` refreshes it before each leapfrog but the first."""
         u, v, log_ratio = (part.contiguous() for part in (state.u, state.v, state.log_ratio))
         models, n, _ = u.shape
         again = torch.stack(noise) if noise else v

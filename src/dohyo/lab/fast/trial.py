@@ -39,8 +39,8 @@ def check_batchable(
     """
 
     def together(copies: list[nn.Module], generators: list[torch.Generator]) -> Weights:
-        if varying and through_chains(copies[0]):
-            raise Unbatchable("a random number of chains has no fixed shape")
+        if padded and through_chains(copies[0]):
+            raise Unbatchable("each datum has its own number of chains, for which there is no program")
         stacked = stack(copies, generators, encoder, compiler, varying, padded)
         every = x.repeat(len(copies), *(1,) * (x.ndim - 1))
         log_w, others = stacked(every, rows, stacked.noise(every, rows))

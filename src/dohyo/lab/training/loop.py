@@ -12,6 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
 from dohyo.files import plain, replacing
@@ -20,7 +21,7 @@ from dohyo.lab.training.config import LoopConfig
 from dohyo.lab.training.processes import launch, matmul_precision, only_writer, sum_over_processes
 from dohyo.lab.training.state import State
 from dohyo.lab.training.step import Totals, train_step
-from dohyo.lab.training.tasks import Objective, Record, Task, Trainable, task_of
+from dohyo.lab.training.tasks import Objective, Record, Task, Trainable, sized, task_of
 from dohyo.objectives import MaximumLikelihood
 
 
@@ -53,6 +54,8 @@ def fit(
     config = config or LoopConfig()
     task, few = task_of(data, config.seed)
     check(model, objective, few)
+    if isinstance(model, Annealed):
+        model.constants = sized(model, few)
     yield from train(model, task, objective, config, folder, fabric)
 
 
