@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dohyo.bounds import settle, tree_means
+from dohyo.bounds import FLOOR, settle, tree_means
 from dohyo.errors import DohyoError, whole
 from dohyo.estimators.estimator import Estimator, check_cost
 from dohyo.estimators.folding import Fold, TreeFold
@@ -56,14 +56,43 @@ class Multilevel(Estimator):
         return ((counts.double() / self.m).log2() + 1e-9).floor().long()  # log2 of a power of two may fall short
 
     def paths(self, log_w: Tensor) -> Tensor:
-        levels = int(math.log2(log_w.shape[-1] / self.m))
-        levels = levels if self.max_level is None else min(levels, self.max_level)
+        levels = self._levels(log_w)
         log_w, anchor, empty = settle(log_w[:, : self.m << levels])
         value = self.combine(tree_means(log_w, self.m, levels)) + anchor
         # Every block of m has a non-zero coefficient, so one block of zero weights makes the estimate -inf.
         empty_block = empty.unflatten(-1, (-1, self.m)).all(-1).long().cumsum(-1)
         dead = empty_block[:, 2 ** torch.arange(levels + 1, device=log_w.device) - 1] > 0
         return torch.where(dead, -torch.inf, value)
+
+    def slopes(self, log_w: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """In closed form, a weighted sum of blocks' log-means; on a CPU it takes half of the time."""
+        levels = self._levels(log_w)
+        if log_w.is_cuda or self.m << levels != log_w.shape[1]:
+            return super().slopes(log_w, counts)
+        own = torch.arange(log_w.shape[1]) < counts[:, None]
+        log_w, anchor, empty = settle(torch.where(own, log_w.detach().double(), -torch.inf))
+        depth = self.depth(counts)
+        table, offset = _block_weights(self, levels)
+        weights, block = table[depth], torch.arange(1 << levels)
+        inside = block < (1 << depth)[:, None]
+        value, slopes, sums = (
+            offset[depth] + anchor[:, 0],
+            torch.zeros_like(log_w),
+            log_w.unflatten(-1, (-1, self.m)).logsumexp(-1),
+        )
+        dead = (inside & (sums < FLOOR / 2)).any(-1)  # one block of zero weights makes the estimate -inf
+        for level in range(levels + 1):
+            if level:
+                sums, inside = sums.unflatten(-1, (-1, 2)).logsumexp(-1), inside[:, ::2]
+            weight = torch.where(inside, weights[:, level, None], 0.0)
+            value = value + (weight * sums).sum(-1)
+            share = (log_w.unflatten(-1, (*sums.shape[1:], -1)) - sums[..., None]).exp()
+            slopes += (share * weight[..., None]).flatten(1)
+        return torch.where(dead, -torch.inf, value), torch.where(dead[:, None] | empty, 0.0, slopes)
+
+    def _levels(self, log_w: Tensor) -> int:
+        levels = int(math.log2(log_w.shape[-1] / self.m))
+        return levels if self.max_level is None else min(levels, self.max_level)
 
     def fold(self, count: int) -> Fold | None:
         level = int(self.depth(torch.tensor(count)))
@@ -165,3 +194,13 @@ def _single_weights(law: Law, centre: tuple[float, ...], levels: int, device: to
         g = torch.tensor(centre + (0.0,) * levels, dtype=torch.float64)[:levels]
         offset = math.fsum(centre) - pad(g * inverse, (1, 0))
         return weights.to(device), offset.to(device)
+
+
+@lru_cache(maxsize=128)
+def _block_weights(estimator: Multilevel, levels: int) -> tuple[Tensor, Tensor]:
+    """The coefficient of each block's log-sum, (levels + 1, levels + 1) by L and l, and what is added for each L."""
+    with torch.inference_mode(False):
+        weights, offset = estimator._weights(levels, torch.device("cpu"))
+        means = (torch.eye(levels + 1, dtype=torch.float64) + pad(weights, (0, 0, 1, 0)) - pad(weights, (0, 0, 0, 1))).T
+        level = torch.arange(levels + 1, dtype=torch.float64)
+        return means * 2 ** (level - level[:, None]), offset - means @ (estimator.m * 2**level).log()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dohyo.bounds import leave_one_out_differences, prefix_log_mean, settle
+from dohyo.bounds import FLOOR, leave_one_out_differences, prefix_log_mean, settle
 from dohyo.errors import DohyoError, whole
 from dohyo.estimators.estimator import Estimator, check_cost
 from dohyo.estimators.folding import Fold, PrefixFold
@@ -121,6 +121,29 @@ class SUMO(PrefixRoulette):
     def _fewest_alive(self, alive: Tensor) -> Tensor:
         return alive[:, :-1]
 
+    def slopes(self, log_w: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        r"""in closed form; on a CPU it takes a third to half of the time.
+
+        With :math:`e_j = 1/S(j) - 1` the estimate is :math:`\mathrm{IWAE}_{m+K} + \sum_{j<K} (e_{j+1} - e_j)
+        (\mathrm{IWAE}_{m+K} - \mathrm{IWAE}_{m+j})`, in which no coefficient is negative.
+        """
+        width = log_w.shape[1]
+        if log_w.is_cuda or self.m + self.law.cap < width:
+            return super().slopes(log_w, counts)
+        prefix, log_prefix, first, excess, gaps, log_gaps, offset = _closed(self.m, self.law, self.centre, width)
+        log_w, anchor, empty = settle(torch.where(torch.arange(width) < counts[:, None], log_w.detach().double(), -torch.inf))
+        depth = (counts - self.m)[:, None]
+        sums = log_w.logcumsumexp(-1)[:, self.m - 1 :]
+        iwae, before = sums - log_prefix, prefix < counts[:, None]
+        last = iwae.gather(1, depth)
+        value = last + (torch.where(before, last - iwae, 0.0) * gaps).sum(-1, keepdim=True) + anchor + offset[depth]
+        # A weight acts through the last prefix and, with the opposite sign, through every earlier one that holds it.
+        earlier = torch.where(before, log_gaps - sums, -torch.inf).flip(-1).logcumsumexp(-1).flip(-1)
+        slopes = (log_w + excess[depth].log1p() - sums.gather(1, depth)).exp() - (log_w + earlier[:, first]).exp()
+        lost = (sums < FLOOR / 2).sum(-1, keepdim=True)  # prefixes whose weights are all zero
+        dead = (lost > depth) | (excess[torch.minimum(lost, depth)] > 0)
+        return torch.where(dead, -torch.inf, value)[:, 0], torch.where(dead | empty, 0.0, slopes)
+
     def fold(self, count: int) -> Fold | None:
         def offset(depth: int) -> float:
             return float(roulette_weights(self.law, self.centre, min(depth, len(self.centre)), torch.device("cpu"))[1][-1])
@@ -216,3 +239,15 @@ def roulette_weights(law: Law, centre: tuple[float, ...], depth: int, device: to
         g = torch.tensor(centre + (0.0,) * depth, dtype=torch.float64)[:depth]
         offset = math.fsum(centre) - pad((g * inverse).cumsum(0), (1, 0))
         return (inverse - 1).to(device), offset.to(device)
+
+
+@lru_cache(maxsize=128)
+def _closed(m: int, law: Law, centre: tuple[float, ...], width: int) -> tuple[Tensor, ...]:
+    """What `SUMO.slopes` needs of its prefixes m, ..., width: their sizes and the logarithms of these, the first of them that
+    holds each weight, e_j, the gaps of these and their logarithms, and the offset."""
+    with torch.inference_mode(False):
+        excess, offset = roulette_weights(law, centre, width - m, torch.device("cpu"))
+        prefix, first = torch.arange(m, width + 1), (torch.arange(width) + 1 - m).clamp(min=0)
+        excess = pad(excess, (1, 0))
+        gaps = pad(excess.diff(), (0, 1))
+        return prefix, prefix.double().log(), first, excess, gaps, gaps.log(), offset
