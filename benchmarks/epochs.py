@@ -3,8 +3,9 @@
 The loop by hand is IWAE in plain PyTorch, as lean as one would write it; DReG, SUMO and MultilevelRR are compared with it too.
 Both have the same network, optimiser, batches and validation, and neither clips. `fit` asks for PyTorch's fused Adam and most
 people do not, so that there are two loops by hand, with and without it; the goals are judged by the one with it. Epochs of all
-runs take turns. K is random, and rare large ones take much of the time, so that epochs with a few numbers of log-weights are
-timed instead, and the mean over the law is that of lines through them. The clock is the CPU time of the main thread, which other
+runs take turns. K is random, and rare large ones take much of the time, so that epochs with a few numbers of log-weights, each
+the same in all steps, are timed instead, and the mean over the law is that of lines through them; `beyond_the_last` is the share
+of log-weights in steps for which the last line is extended. The clock is the CPU time of the main thread, which other
 programs disturb little: on two threads it does all that is serial and half of the rest, so that this is the time on the wall of
 an idle machine, provided that threads sleep while they wait (OMP_WAIT_POLICY=passive). Seconds on the wall are given too.
 """
@@ -74,7 +75,7 @@ def by_hand(train: Tensor, valid: Tensor, k: int, fused: bool) -> Iterator[float
 
 
 def depths(estimator: dohyo.Estimator) -> tuple[list[float], list[float]]:
-    """The numbers of log-weights that it may ask for, with their probabilities; what is left out would take 1e-6 of the time."""
+    """The numbers of log-weights that it may ask for, with their probabilities, but for a few millionths of the time."""
     counts: list[float] = []
     shares: list[float] = []
     depth, left = 0, 1.0
@@ -87,7 +88,7 @@ def depths(estimator: dohyo.Estimator) -> tuple[list[float], list[float]]:
 
 
 def timed_counts(estimator: dohyo.Estimator) -> list[int]:
-    """The numbers of log-weights whose epochs are timed: the least one, and doubles of it up to about four times the mean."""
+    """The numbers of log-weights whose epochs are timed: the least, and doubles of it up to four or five times the mean."""
     counts = [int(count) for count, share in zip(*depths(estimator), strict=True) if share > 0]
     found = [counts[0]]
     while estimator.depth_law.cap > 0 and found[-1] < 3 * estimator.expected_cost:
@@ -107,10 +108,19 @@ def mean_over_law(estimator: dohyo.Estimator, seconds: dict[int, float]) -> floa
 
 
 def at_count(objective: MaximumLikelihood, n: int) -> MaximumLikelihood:
-    """The objective with n log-weights in every step."""
+    """The objective with n log-weights in every step, whatever K is drawn."""
+    if objective.estimator.depth_law.cap == 0:
+        return objective
     estimator = copy.copy(objective.estimator)
-    object.__setattr__(estimator, "plan", lambda batch, *_: torch.full((batch,), n))
+    object.__setattr__(estimator, "plan", lambda *given: torch.full_like(objective.estimator.plan(*given), n))
     return MaximumLikelihood(estimator, objective.encoder)
+
+
+def beyond_the_last(estimator: dohyo.Estimator) -> float:
+    """The share of log-weights in steps with more of them than in any epoch that is timed."""
+    counts, shares = (np.array(each) for each in depths(estimator))
+    weights = counts * shares
+    return float(weights[counts > timed_counts(estimator)[-1]].sum() / weights.sum())
 
 
 def measure(threads: int, rounds: int, cost: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -165,6 +175,7 @@ def compared(threads: int, rounds: int, ratio: Callable[[list[float], list[float
             print(f"{f'{name} at {cost}':40s} " + " ".join(f"{number:8.3f}" for number in numbers) + f"  {verdict}")
             found.append({
                 "run": name, "cost": cost, "threads": threads, "timed_at": timed_counts(objectives(cost)[name].estimator),
+                "beyond_the_last": beyond_the_last(objectives(cost)[name].estimator),
                 "estimator": dohyo.to_dict(objectives(cost)[name].estimator), "ratio": own, "ratio_on_the_wall": on_wall,
                 "ratio_to_adam_not_fused": beside,
                 "mean_seconds": statistics.mean(seconds[name]), "mean_seconds_by_hand": statistics.mean(seconds["by hand"]),

@@ -58,7 +58,7 @@ class Bits(VAE):
         return Independent(Bernoulli(logits=code), 1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def run(tmp_path_factory: pytest.TempPathFactory) -> DensityRun:
     made = DensityRun(tmp_path_factory.mktemp("chains") / "run", DensityConfig(anneal=3, epochs=3, **SMALL))
     made.train(launch("cpu"))

@@ -18,7 +18,7 @@ TRAIN = ["train", "--data", "digits", "--epochs", "2", "--hidden", "16", "--late
          "--test-terms", "30", "--valid-terms", "2", "--device", "cpu"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("annealing") / "a"
     assert main([*TRAIN, "--out", str(folder), "--json"]) == 0

@@ -27,7 +27,7 @@ def run(*arguments: str, folder: Path, largest: int | None = None) -> subprocess
     return finished(command(*arguments), folder, largest)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the finished run `a` of eight epochs."""
     folder = tmp_path_factory.mktemp("runs")

@@ -28,7 +28,7 @@ SUMO_RUN = ["--target", "funnel", "--estimator", "sumo", "--cost", "15", "--seed
             "--checkpoint-seconds", "0"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the finished run `a` of 200 steps."""
     folder = tmp_path_factory.mktemp("runs")

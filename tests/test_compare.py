@@ -17,7 +17,7 @@ from problems import LinearGaussian
 ESTIMATOR = dohyo.MultilevelRR.at_cost(15)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs on the digits, one of them longer, and one on other data."""
     folder = tmp_path_factory.mktemp("runs")

@@ -182,7 +182,7 @@ def test_claims_follow_the_numbers() -> None:
     assert len(Findings(only, 4).conclusions()) == 1
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("convergence")
     begun = time.monotonic()

@@ -105,7 +105,7 @@ def test_the_picture_shows_the_truth_and_what_is_beyond_the_axis() -> None:
     assert (numbers["truth"], numbers["iwae"]["mean"].tolist()) == (90.0, [92, 91, 90.5])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes], str]:
     """A run that was killed when some cells were done, and started again: folder, cells before, last words."""
     folder = tmp_path_factory.mktemp("estimates")

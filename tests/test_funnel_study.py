@@ -82,7 +82,7 @@ def test_cells_are_all_that_was_asked_for() -> None:
             Funnel.at("small", **wrong)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("funnel")
     done = finished(command("reproduce", "funnel", "--scale", "smoke", "--device", "cpu", "--out", "f"), folder)

@@ -181,7 +181,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a fresh interpreter sees as it imports more and more."""
     folder = tmp_path_factory.mktemp("imports")

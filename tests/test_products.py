@@ -73,8 +73,9 @@ def test_other_products(function: object) -> None:
     assert torch.allclose(made(A, B), expected, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own code
-@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 2])  # one is a plain product, as `flat` is
+@pytest.mark.parametrize("batch", [1, 2])  # one is a plain product, as `flat` is
 def test_compiled_with_a_number_of_rows_that_varies(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One program for every n, in which the sum over 100 n rows is split."""
     split = []

@@ -102,7 +102,7 @@ def test_cells_take_turns_and_wrong_numbers_are_refused() -> None:
             Policies.at("small", **wrong)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes], str]:
     """A run that was killed in its third cell, and started again: folder, cells before, last words."""
     folder = tmp_path_factory.mktemp("qpbo")

@@ -20,7 +20,7 @@ from folders import write_runs, write_study
 RUNS = ("iwae", "replicas", "funnel", "bits", "unfinished")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this file
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_runs(tmp_path_factory.mktemp("report"), *RUNS)
 

@@ -37,6 +37,7 @@ def test_the_mean_over_the_law_is_that_of_time_in_proportion(cost: int) -> None:
 
 def test_the_committed_file_has_every_run_with_its_goal() -> None:
     found = json.loads((Path(__file__).parents[1] / "results" / "throughput.json").read_text(encoding="utf-8"))["epochs"]["runs"]
+    assert all(row["timed_at"] and 0 <= row["beyond_the_last"] < 0.5 for row in found)
     on_two = {(row["run"], row["cost"]): row["ratio"] for row in found if row["threads"] == 2}
     assert set(on_two) == {(name, cost) for name in epochs.GOALS for cost in epochs.COSTS}
     for (name, _), ratio in on_two.items():

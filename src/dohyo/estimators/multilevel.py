@@ -67,19 +67,15 @@ class Multilevel(Estimator):
     def slopes(self, log_w: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """In closed form, a weighted sum of blocks' log-means; on a CPU it takes half of the time."""
         levels = self._levels(log_w)
-        if log_w.is_cuda or self.m << levels != log_w.shape[1]:
+        if log_w.device.type != "cpu" or self.m << levels != log_w.shape[1]:
             return super().slopes(log_w, counts)
         own = torch.arange(log_w.shape[1]) < counts[:, None]
         log_w, anchor, empty = settle(torch.where(own, log_w.detach().double(), -torch.inf))
         depth = self.depth(counts)
         table, offset = _block_weights(self, levels)
-        weights, block = table[depth], torch.arange(1 << levels)
-        inside = block < (1 << depth)[:, None]
-        value, slopes, sums = (
-            offset[depth] + anchor[:, 0],
-            torch.zeros_like(log_w),
-            log_w.unflatten(-1, (-1, self.m)).logsumexp(-1),
-        )
+        weights, inside = table[depth], torch.arange(1 << levels) < (1 << depth)[:, None]
+        sums = log_w.unflatten(-1, (-1, self.m)).logsumexp(-1)
+        value, slopes = offset[depth] + anchor[:, 0], torch.zeros_like(log_w)
         dead = (inside & (sums < FLOOR / 2)).any(-1)  # one block of zero weights makes the estimate -inf
         for level in range(levels + 1):
             if level:

@@ -122,13 +122,13 @@ class SUMO(PrefixRoulette):
         return alive[:, :-1]
 
     def slopes(self, log_w: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        r"""in closed form; on a CPU it takes a third to half of the time.
+        r"""In closed form; on a CPU it takes a third to half of the time.
 
         With :math:`e_j = 1/S(j) - 1` the estimate is :math:`\mathrm{IWAE}_{m+K} + \sum_{j<K} (e_{j+1} - e_j)
         (\mathrm{IWAE}_{m+K} - \mathrm{IWAE}_{m+j})`, in which no coefficient is negative.
         """
         width = log_w.shape[1]
-        if log_w.is_cuda or self.m + self.law.cap < width:
+        if log_w.device.type != "cpu" or self.m + self.law.cap < width:
             return super().slopes(log_w, counts)
         prefix, log_prefix, first, excess, gaps, log_gaps, offset = _closed(self.m, self.law, self.centre, width)
         log_w, anchor, empty = settle(torch.where(torch.arange(width) < counts[:, None], log_w.detach().double(), -torch.inf))
