@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev,docs]"
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores: pip takes one; a template that is no Python is no fault
+	$(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|pip|mypyc)/' $(VENV)/lib || true  # on all cores: pip takes one; a template that is no Python is no fault
 	touch $@
 
 demo: $(INSTALLED)

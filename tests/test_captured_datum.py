@@ -29,6 +29,7 @@ CASES: list[Any] = [
     pytest.param("sumo", "variance", {"k_draw": "stratified", "clip_datum": 2.0}, marks=pytest.mark.slow),
     pytest.param("multilevel-rr", "dreg", {"k_draw": "datum"}, marks=pytest.mark.slow),
 ]
+SLOW_SECOND = [CASES[0], pytest.param(*CASES[1], marks=pytest.mark.slow), *CASES[2:]]  # rare K are huge there
 SMALLER_LAST: dict[str, Any] = {"batch_size": 500}  # of 1,297 data
 
 
@@ -53,7 +54,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, example, options: graph)
 
 
-@pytest.mark.parametrize(("name", "encoder", "options"), CASES)
+@pytest.mark.parametrize(("name", "encoder", "options"), SLOW_SECOND)
 def test_replicas_are_the_runs_alone(name: str, encoder: str, options: dict[str, Any]) -> None:
     wanted = objective(name, encoder, **options)
     records, models = together([3, 4], wanted, **SMALLER_LAST)
@@ -82,7 +83,7 @@ def test_noise_that_is_not_of_rows_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own code
-@pytest.mark.parametrize(("name", "encoder", "options"), [CASES[0], pytest.param(*CASES[1], marks=pytest.mark.slow), *CASES[2:]])
+@pytest.mark.parametrize(("name", "encoder", "options"), SLOW_SECOND)
 def test_captured_on_a_cpu(name: str, encoder: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
     seeds = [3, 4] if options["k_draw"] == "datum" else [3]

@@ -121,6 +121,7 @@ def test_replicas_are_the_same_as_alone(chains: MaximumLikelihood) -> None:
     assert "lost_chains" in records[0][0]
 
 
+@pytest.mark.slow
 def test_one_program_for_every_number_of_chains() -> None:
     torch._dynamo.reset()
     counters.clear()
