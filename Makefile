@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-integrations lint types bench docs clean
+.PHONY: demo test suite test-slow test-integrations lint types bench docs clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -16,8 +16,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
+# Types are checked beside the tests, which often wait for processes and leave a core idle.
+test: lint
+	$(MAKE) --no-print-directory -j 2 types suite
+
 # Bytecode is kept, whatever the environment says: tests start processes, and each would compile everything again.
-test: lint types
+suite: $(INSTALLED)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 test-slow: $(INSTALLED)
