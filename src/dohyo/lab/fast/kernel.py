@@ -68,7 +68,7 @@ def _chains(
     b2 = tl.load(b2_at + run * b2_stride + h, h < hidden, 0.0)[None, :]
     image = x_at + datum[:, None] * pixels + j[None, :]
     for t in range(steps):
-        if t > 0:
+        if t > 0:  # `run` makes the offset one of 64 bits
             v = keep * v + tl.sqrt(1 - keep * keep) * tl.load(noise_at + (run * 0 + t - 1) * noise_stride + place, own, 0.0)
         log_ratio += tl.sum(v * v, 1) / 2
         step = tl.load(step_at + (run * steps + t) * latent + i, i < latent, 0.0).to(tl.float32)[None, :]
