@@ -1,11 +1,15 @@
 """The study `funnel`: its claims, and the command as people run it."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dohyo.errors import DohyoError
+from dohyo.lab.folder import CHECKPOINT, METRICS
 from dohyo.lab.studies.funnel import Funnel
 from dohyo.lab.studies.funnel_findings import Findings
 from real import command, finished, picture
@@ -106,6 +110,30 @@ def test_the_smoke_preset(smoke: Path) -> None:
     assert [each["file"] for each in report["pictures"]] == ["curves.png", "densities.png"]
     assert "IWAE 15 (1 of 1)" in report["pictures"][0]["alt"]
     assert all((smoke / each["file"]).with_suffix(".svg").exists() for each in report["pictures"])
+
+
+def test_a_run_that_ends_in_nan_is_a_result(tmp_path: Path) -> None:
+    study = Funnel.at("smoke", sumo=(), device="cpu")
+    ((name, options),) = study.cells().items()
+
+    def stop(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run_cell(name, options, tmp_path / "run", stop)
+    checkpoint = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
+    next(iter(checkpoint["model"].values())).fill_(math.nan)
+    torch.save(checkpoint, tmp_path / "run" / CHECKPOINT)
+    result = study.run_cell(name, options, tmp_path / "run", lambda share: None)
+    assert result["diverged"]
+    assert "NaN" in result["warnings"][0]
+    assert (result["steps"], [record["diverged"] for record in result["curve"]]) == (30, [True])
+    assert result["reverse_kl"] == result["curve"][0]["reverse_kl"]
+    assert Findings({name: result}).tables()[0].rows[0][-2:] == ["1 of 1", "30"]
+    study.plot({name: result}, tmp_path)
+    (tmp_path / "run" / METRICS).write_text("")
+    with pytest.raises(DohyoError, match="lower check_every"):
+        study.run_cell(name, options, tmp_path / "run", lambda share: None)
 
 
 def test_without_its_runs_the_densities_stay(smoke: Path, tmp_path: Path) -> None:

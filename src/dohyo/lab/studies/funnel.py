@@ -14,6 +14,7 @@ from dohyo.lab.studies.runs import complete
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.targets import Funnel as Target
 from dohyo.lab.training.config import ProgramName, option
+from dohyo.lab.training.loop import Diverged
 
 _MINIMAX = "minimax-iwae"
 _RECORDED = (
@@ -23,6 +24,10 @@ _KEPT = (
     "reverse_kl", "reverse_kl_stderr", "reverse_kl_above", "training_estimate", "training_estimate_stderr", "diverged",
     "warnings", "khat", "expected_cost", "encoder", "steps",
 )  # fmt: skip
+_AT_LAST = {  # what a run that ended in NaN has instead, from its last check
+    "reverse_kl": "reverse_kl", "reverse_kl_stderr": "stderr", "reverse_kl_above": "above", "training_estimate": "estimate",
+    "training_estimate_stderr": "estimate_stderr", "steps": "step",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,20 @@ class Funnel(Study[FunnelConfig]):
         return ReverseKLRun(folder, ReverseKLConfig(**shared, **terms, **followed, device=c.device, program=c.program))
 
     def run_cell(self, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
-        result = complete(self.run_of(name, options, folder), advance)
+        run, lost = self.run_of(name, options, folder), ""
+        try:
+            result = complete(run, advance)
+        except Diverged as error:  # to NaN between two checks; this is a result, too
+            lost = str(error)
         curve = [{key: record[key] for key in _RECORDED} for record in read_records(folder)]
+        if lost:
+            if not curve:
+                raise DohyoError(f"{lost}; it was lost before its first check: lower check_every")
+            curve[-1]["diverged"] = True
+            result = {
+                **{new: curve[-1][old] for new, old in _AT_LAST.items()}, "diverged": True, "warnings": [lost], "khat": None,
+                "expected_cost": run.config.make_estimator().expected_cost, "encoder": run.config.encoder,
+            }  # fmt: skip
         return {**{key: result[key] for key in _KEPT}, "curve": curve}
 
     def summarise(self, cells: dict[str, Cell]) -> tuple[list[Conclusion], list[Table]]:
