@@ -6,8 +6,9 @@ backward, and the same pass with every datum padded to the longest count in the 
 with bootstrap intervals, because K is random and rare long passes count; medians are given too. Goals: SUMO at most 1.15 of
 IWAE-15, its `reduce` under a tenth of its pass. All is done on one thread, by CPU time, which others on the machine hardly
 disturb, and on two, by the wall, where the network gains and `reduce` does not; there the means want a quiet machine. Last
-come time and peak memory of SymmetricSUMO.reduce at 2,000 log-weights a datum. Before all that, `benchmarks.epochs` puts whole
-epochs of `fit` beside a loop written by hand; `--only epochs` measures nothing else and keeps the rest of the file.
+come time and peak memory of leave-one-out differences, which SymmetricSUMO needs, by all pairs and by power sums. Before all
+that, `benchmarks.epochs` puts whole epochs of `fit` beside a loop written by hand. `--only` measures one of these and keeps the
+rest of the file.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 import dohyo
+from dohyo import bounds
 from dohyo.models import VAE
 from dohyo.packing import reduce_packed
 
@@ -34,6 +36,7 @@ from benchmarks import epochs
 from benchmarks.weights import environment, save
 
 BATCH, COST, SEED = 100, 15, 0
+DATA, WIDTHS = 4, (32, 64, 128, 256, 512, 1024, 2048, 4096)
 MOST_ROWS = 40_000  # a padded pass beyond this is not run (memory); its rows still count
 ESTIMATORS = {
     "iwae": dohyo.IWAE(COST),
@@ -105,26 +108,38 @@ def ratio(above: list[float], below: list[float]) -> dict[str, Any]:
     }
 
 
-def wide(data: int, width: int, backward: bool, repeats: int = 5) -> dict[str, Any]:
-    """Time on one core and peak memory of SymmetricSUMO.reduce; for a fresh process, whose peak is its own."""
+def differences(width: int, pairs: bool, repeats: int = 5) -> tuple[float, float]:
+    """Seconds on one core and peak memory of leave-one-out differences, forward and backward; for a fresh process, whose peak is
+    its own."""
     torch.set_num_threads(1)
-    estimator, counts = ESTIMATORS["symmetric-sumo"], torch.full((data,), width)
+    bounds._MOST_PAIRED, bounds._KEPT_CELLS = (width, DATA * width**2) if pairs else (0, 0)
+    log_w = torch.randn(DATA, width, dtype=torch.float64, requires_grad=True)
 
-    def work(width: int) -> None:
-        log_w = torch.randn(data, width, dtype=torch.float64, requires_grad=backward)
-        value = estimator.reduce(log_w, counts.clamp(max=width)).sum()
-        if backward:
-            value.backward()
-
-    work(32)
-    before = peak_mib()
-    times = []
-    for _ in range(repeats):
+    def work(log_w: Tensor) -> float:
         begin = now()
-        work(width)
-        times.append(now() - begin)
-    seconds, peak = statistics.median(times), peak_mib() - before
-    return {"data": data, "width": width, "backward": backward, "seconds": seconds, "peak_mib": peak}
+        bounds.leave_one_out_differences(log_w, 2).sum().backward()
+        return now() - begin
+
+    work(log_w[:, :8].detach().requires_grad_())
+    before = peak_mib()
+    seconds = statistics.median(work(log_w) for _ in range(repeats))
+    return seconds, peak_mib() - before
+
+
+def wide_differences() -> list[dict[str, Any]]:
+    """Both ways side by side, from few terms to many, printed and returned."""
+    found = []
+    print(f"\nleave-one-out differences of {DATA} data, forward and backward, on one thread")
+    print(f"{'terms':>8s} {'pairs':>18s} {'power sums':>18s}")
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for width in WIDTHS:
+            row: dict[str, Any] = {"data": DATA, "width": width}
+            for name, pairs in (("pairs", True), ("powers", False)):
+                row |= dict(zip((f"{name}_seconds", f"{name}_mib"), pool.apply(differences, (width, pairs)), strict=True))
+            cells = [f"{1000 * row[f'{name}_seconds']:7.1f} ms {row[f'{name}_mib']:4.0f} MiB" for name in ("pairs", "powers")]
+            print(f"{width:8d} " + " ".join(cells))
+            found.append(row)
+    return found
 
 
 def peak_mib() -> float:
@@ -184,24 +199,20 @@ def main() -> None:
     parser.add_argument("--padded-rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--epoch-rounds", type=int, default=10)
-    parser.add_argument("--only", choices=("epochs",))
+    parser.add_argument("--only", choices=("epochs", "differences"))
     options = parser.parse_args()
-    measured = epochs_record(options.threads, options.epoch_rounds)
-    if options.only == "epochs":
-        path = options.out / "throughput.json"
-        save(path, (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}) | {"epochs": measured})
-        return
-    config = environment() | {"batch": BATCH, "cost": COST, "seed": SEED, "model": "VAE 784-200-200-50", "goals": GOALS}
-    config |= {"rounds": options.rounds, "padded_rounds": options.padded_rounds, "most_padded_rows": MOST_ROWS}
-    config["estimators"] = {name: dohyo.to_dict(estimator) for name, estimator in ESTIMATORS.items()}
-    passes = [on_threads(threads, options.rounds, options.padded_rounds) for threads in options.threads]
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        wides = [pool.apply(wide, (data, 2000, backward)) for data in (1, 8) for backward in (False, True)]
-    print("\nSymmetricSUMO.reduce on one thread")
-    for row in wides:
-        shape = f"{row['data']} x {row['width']}, {'forward and backward' if row['backward'] else 'forward'}"
-        print(f"{shape:32s} {row['seconds']:.3f} s, {row['peak_mib']:.0f} MiB")
-    save(options.out / "throughput.json", {"config": config, "epochs": measured, "passes": passes, "wide_reduce": wides})
+    path = options.out / "throughput.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if options.only and path.exists() else {}
+    if options.only != "differences":
+        kept |= {"epochs": epochs_record(options.threads, options.epoch_rounds)}
+    if not options.only:
+        config = environment() | {"batch": BATCH, "cost": COST, "seed": SEED, "model": "VAE 784-200-200-50", "goals": GOALS}
+        config |= {"rounds": options.rounds, "padded_rounds": options.padded_rounds, "most_padded_rows": MOST_ROWS}
+        config["estimators"] = {name: dohyo.to_dict(estimator) for name, estimator in ESTIMATORS.items()}
+        kept |= {"config": config, "passes": [on_threads(n, options.rounds, options.padded_rounds) for n in options.threads]}
+    if options.only != "epochs":
+        kept |= {"differences": {"config": environment(), "rows": wide_differences()}}
+    save(path, kept)
 
 
 if __name__ == "__main__":

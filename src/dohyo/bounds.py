@@ -15,8 +15,11 @@ from torch.utils.checkpoint import checkpoint
 # Replaces log 0 in rows shifted to maximum 0: low enough that exp() gives exactly 0 beside any real weight, high enough that
 # adding log 2 is not lost to rounding.
 FLOOR = -1e12
-_KEPT_CELLS = 2**24  # larger tables of pairs are not kept for the backward pass but computed again
-_CELLS = 2**22  # the most cells of a temporary in the pairwise part of `leave_one_out_differences`
+_KEPT_CELLS = 2**24  # the most cells of a table of pairs; autograd keeps 16 bytes for each
+_MOST_PAIRED = 128  # terms; with more, a CPU takes less time for power sums than for all pairs (benchmarks/README.md)
+_ONE_BY_ONE = 8  # the largest weights of a prefix; no other is more than 1/9 of its sum
+_POWERS = 17  # of the others: 9^-17 is 6e-17
+_CELLS = 2**22  # the most power sums that are made at a time; with more, they are computed again in the backward pass
 
 
 def settle(log_w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,35 +71,57 @@ def leave_one_out_differences(log_w: Tensor, first: int) -> Tensor:
     .. math:: d_k = \log\tfrac{k-1}{k} - \frac1k \sum_{i \le k} \log(1 - w_i / S_k), \qquad S_k = w_1 + \dots + w_k
 
     Each term is at most log 2 except for the largest weight of the prefix, for which the sum of the other weights is tracked
-    separately: a new maximum sends the old one into that sum, any other weight goes there itself. What remains is a table of
-    log1p(-w_i / S_k) over pairs, up to width^2 cells for each datum, computed in slices of bounded size. Autograd keeps 16
-    bytes for each cell; beyond `_KEPT_CELLS` cells they are computed again in the backward pass, so memory stays bounded
-    even if a rare K is huge. At width 2,000 one datum takes about 0.1 s on one core; `results/throughput.json` has times and
-    peak memory.
+    separately. The others come from a table of log1p(-w_i / S_k) over all pairs, or, where there are many terms, from power
+    sums (`_by_powers`), so that time and memory grow little faster than the width. Both are exact to rounding. What autograd
+    keeps is computed again in the backward pass where it would be large, so that memory stays bounded even if a rare K is huge.
     """
     width = log_w.shape[-1]
-    top, where_top = log_w.cummax(-1)
-    loser = torch.where(log_w[:, 1:] >= top[:, :-1], top[:, :-1], log_w[:, 1:])
-    rest = prefix_log_sum(torch.cat([torch.full_like(log_w[:, :1], FLOOR), loser], -1))
+    top, others = _without_largest(log_w)
+    rest = prefix_log_sum(others)
     total = log_add(top, rest)
-    without_each = _without_each
-    if log_w.requires_grad and log_w.numel() * width > _KEPT_CELLS:
-        without_each = partial(checkpoint, _without_each, use_reentrant=False, preserve_rng_state=False)
-    step = max(1, _CELLS // max(1, log_w.numel()))
-    slices = [
-        without_each(log_w, total, where_top, begin, min(begin + step, width))
-        for begin in reversed(range(first - 1, width, step))  # the largest first: the others reuse its memory
-    ]
-    others = torch.cat(slices[::-1], -1) if slices else total[:, :0]
+    many = width > _MOST_PAIRED and not log_w.is_cuda
+    if many or log_w.numel() * (width - first + 1) > _KEPT_CELLS:
+        without_each = _by_powers(others, total)[:, first - 1 :]
+    else:
+        without_each = _by_pairs(log_w, total, first)
     k = _integers(first, width + 1, log_w)
-    return (-1 / k).log1p() - (others + (rest - total)[:, first - 1 :]) / k
+    return (-1 / k).log1p() - (without_each + (rest - total)[:, first - 1 :]) / k
 
 
-def _without_each(log_w: Tensor, total: Tensor, where_top: Tensor, begin: int, end: int) -> Tensor:
-    """The sum of log1p(-w_i / S_k) over all i <= k except the largest weight, for k = begin + 1, ..., end."""
-    own, index = slice(begin, end), torch.arange(end, device=log_w.device)
+def _without_largest(log_w: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest weight of each prefix, and a row whose prefixes hold the others: a new maximum sends the old one there."""
+    top = log_w.cummax(-1).values
+    others = torch.where(log_w[:, 1:] >= top[:, :-1], top[:, :-1], log_w[:, 1:])
+    return top, torch.cat([torch.full_like(log_w[:, :1], FLOOR), others], -1)
+
+
+def _by_powers(log_w: Tensor, total: Tensor) -> Tensor:
+    r"""The sum of log1p(-w_i / S_k) over these weights, of which each is at most half of the prefix's sum S_k, for every k.
+
+    The few largest are taken one by one, the others through :math:`\log(1 - r) = -\sum_p r^p / p`, cut off where it is
+    exact in float64: only the power sums :math:`\sum_{i \le k} w_i^p` are needed, not all pairs of i and k.
+    """
+    found = torch.zeros_like(total)
+    for _ in range(_ONE_BY_ONE - 1):  # the largest of all was taken before
+        top, log_w = _without_largest(log_w)
+        found = found + (-(top - total).exp()).log1p()
+
+    def part(log_w: Tensor, total: Tensor, powers: Tensor) -> Tensor:
+        sums = prefix_log_sum((powers * log_w).flatten(0, 1)).view(len(powers), *log_w.shape)
+        return ((sums - powers * total).exp() / powers).sum(0)
+
+    powers = _integers(1, _POWERS + 1, log_w)[:, None, None]
+    if log_w.requires_grad and log_w.numel() * _POWERS > _CELLS:
+        part = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
+    return found - torch.stack([part(log_w, total, own) for own in powers.split(max(1, _CELLS // log_w.numel()))]).sum(0)
+
+
+def _by_pairs(log_w: Tensor, total: Tensor, first: int) -> Tensor:
+    """The sum of log1p(-w_i / S_k) over all but the largest weight of each prefix, for k = first, ..., width, pair by pair."""
+    index, where_top = torch.arange(log_w.shape[-1], device=log_w.device), log_w.cummax(-1).indices
+    own = slice(first - 1, None)
     counted = (index <= index[own, None]) & (index != where_top[:, own, None])
-    ratio = torch.where(counted, log_w[:, None, :end] - total[:, own, None], -torch.inf).exp()
+    ratio = torch.where(counted, log_w[:, None, :] - total[:, own, None], -torch.inf).exp()
     return (-ratio).log1p().sum(-1)
 
 

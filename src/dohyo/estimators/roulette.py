@@ -180,8 +180,8 @@ class SymmetricSUMO(PrefixRoulette):
     .. math:: d_j = \mathrm{IWAE}_{m+j} - \frac{1}{m+j} \sum_{i=1}^{m+j} \mathrm{IWAE}_{m+j}^{(-i)}
 
     The average over the sample left out cancels the first order of the difference, so E[d_j^2] falls as j^-4 (SUMO: j^-2),
-    and a power tail with exponent between 1 and 2 gives finite variance at finite cost. Time and, with gradients, memory
-    grow as the square of the number of terms (`bounds.leave_one_out_differences`).
+    and a power tail with exponent between 1 and 2 gives finite variance at finite cost. Time and memory grow as n log n with the
+    number of terms (`bounds.leave_one_out_differences`).
 
     Example:
         >>> SymmetricSUMO.at_cost(15).finite_variance
