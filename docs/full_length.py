@@ -15,7 +15,7 @@ from dohyo.lab.studies.verdicts import Contrast
 SETS = ("mnist", "omniglot")
 CHAINS = "48_steps"  # of the annealed weights, whose values are shown
 _LEFT_OUT = ("elbo", "jvi")  # published rows that are shown only beside ours
-_NOT_RUN = "not run"
+_NOT_RUN = "not finished"
 _LOWER = ", by annealed weights"  # ends a claim by the other yardstick
 _BESIDE = {
     "sumo-variance": "iwae", "sumo": "iwae-dreg", "symmetric-sumo": "iwae-dreg", "multilevel-rr": "iwae-dreg",
@@ -94,7 +94,7 @@ def _note(cells: Cells, own: list[str]) -> str:
             f"sides by 16 annealed weights are {min(gaps):.1f} to {max(gaps):.1f} nats apart ({where})."
         )
     missing = [ROWS[row].label for row in ROWS if row not in own]
-    return " ".join([*texts, f"At no cost were run: {'; '.join(missing)}." if missing else ""])
+    return " ".join([*texts, f"At no cost were finished: {'; '.join(missing)}." if missing else ""])
 
 
 def verdicts(cells: Cells) -> Grid:

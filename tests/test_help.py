@@ -58,3 +58,13 @@ def test_options_are_named_as_they_are_written(capsys: pytest.CaptureFixture[str
     assert "after --lr-patience epochs" in " ".join(text.split())
     assert "(default: 0)" in text
     assert "`" not in text
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_what_can_be_picked_is_what_the_cells_have(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(shown(["reproduce", study], capsys).split())
+    for key in STUDIES[study].picks:
+        (known,) = re.findall(rf"do only the cells with this {key}, or with one of these \(([^)]*)\)", text)
+        cells = [cell for config in STUDIES[study].SCALES.values() for cell in STUDIES[study](config).cells().values()]
+        assert set(known.split(", ")) == {str(cell[key]) for cell in cells if key in cell}
+    assert "multilevel-ss" not in text

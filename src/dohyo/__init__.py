@@ -23,7 +23,7 @@ from dohyo.verdict import Verdict
 if TYPE_CHECKING:
     from dohyo import kl, lab, models, objectives
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "ELBO", "IWAE", "JVI", "SUMO", "Annealed", "Comparison", "DohyoError", "Estimator", "Evaluation", "Finite",

@@ -30,8 +30,8 @@ CHOICES: dict[str, dict[str, str]] = {
     },
     "device": {"auto": "a GPU if there is one", "cpu": "the processor", "cuda": "an NVIDIA GPU", "mps": "an Apple GPU"},
     "program": {
-        "auto": "captured on a CUDA GPU if that is possible, else plain",
-        "plain": "the readable step",
+        "auto": "captured on a CUDA GPU if that is possible, else plain (reverse-kl, qpbo and funnel: always plain)",
+        "plain": "plain PyTorch, not compiled",
         "captured": "the same step compiled, and on a CUDA GPU recorded as a graph",
     },
     "data": {
@@ -54,9 +54,9 @@ CHOICES: dict[str, dict[str, str]] = {
     },
     "baseline": {
         "zero": "zero, as in the paper",
-        "running": "a running mean of the estimates",
+        "running": "a running mean of IWAE over earlier batches",
         "target": "log p*(x) plus a running mean",
-        "leave-one-out": "the mean of the other samples' rewards",
+        "leave-one-out": "the mean of the other samples' gains: the reward, and with entropy - lambda log p",
         "none": "nothing",
     },
     "decay": _FALLS,

@@ -116,6 +116,9 @@ class Parser(ArgumentParser):
         """`lr_patience` -> --lr-patience, as it is written on the command line."""
         return f"--{quoted[1:-1].replace('_', '-')}" if f"--{quoted[1:-1]}" in self._option_string_actions else quoted
 
+    def list_no_choices(self, key: str) -> None:
+        self._option_string_actions[f"--{key}"].choice_lines = []  # type: ignore[attr-defined]
+
     def add_json(self) -> None:
         self.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 

@@ -45,7 +45,7 @@ class EvaluateConfig(Options):
     )  # fmt: skip
     anneal: Anneal = option(
         "auto", "Leapfrogs of the chains that make the log-weights, 0 for the encoder's own; auto takes chains where k-hat is "
-        "above 0.7 for three tenths of the data or more, or above 1.2 for any, and chooses their length.",
+        "above 0.7 for more than three tenths of the data, or above 1.2 for any, and chooses their length.",
     )  # fmt: skip
     split: Literal["test", "valid", "train"] = option("test", "Which of the run's data to evaluate on.")
     replicates: int = option(1, "Estimates for each datum.")
@@ -64,7 +64,7 @@ def parser() -> Parser:
     made = Parser(description="log p(x) of a trained model, with an error bar and a verdict on it.", epilog=_EXAMPLES)
     made.add_argument("run", type=Path, help="a run's folder")
     made.add_class_arguments(EvaluateConfig)
-    text = "the averaged parameters (train --average) instead of the best; the run's folder keeps what is there of those"
+    text = "the averaged parameters (train --average) instead of the best ones, whose files in the run's folder stay as they are"
     made.add_argument("--average", action="store_true", help=text)
     made.add_argument("--reference", action="store_true", help="add the paper's IWAE-5000 to the table")
     made.add_json()

@@ -46,12 +46,17 @@ def parser(arguments: Sequence[str]) -> Parser:
     made.add_argument("study", help=study.name)
     made.add_argument("--scale", default="small", help="smoke (seconds), small (minutes) or paper (the full size)")
     made.add_argument("--out", type=Path, help="the study's folder, a new one or one to continue (required)")
+    cells = [cell for config in reversed(study.SCALES.values()) for cell in study(config).cells().values()]
     for key in study.picks:
-        made.add_argument(f"--{key}", nargs="+", type=str, help=f"do only the cells with this {key}, or one of these")
+        known = dict.fromkeys(cell[key] for cell in cells if key in cell)
+        text = f"do only the cells with this {key}, or with one of these ({', '.join(map(str, known))})"
+        made.add_argument(f"--{key}", nargs="+", type=str, help=text)
     made.add_argument("--workers", type=int, help="do so many cells at a time, each in a process with its part of the cores")
     made.add_argument("--scheduler", type=str, help="do the cells on the Dask cluster at this address, such as tcp://node1:8786")
     made.add_json()
     made.add_class_arguments(type(study.SCALES["paper"]))
+    for key in study.picks:
+        made.list_no_choices(key)  # they are the study's own, not those of the other commands
     return made
 
 

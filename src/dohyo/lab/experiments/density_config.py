@@ -61,7 +61,7 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     )
     encoder: Encoder | None = option(None, "What phi follows; by default same for bounds, dreg for unbiased ones and for chains.")
     k_draw: KDraw = option("batch", "How often K is drawn.")
-    baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
+    baseline: Baseline = option("zero", "What is subtracted from the estimate before it is squared, with encoder variance.")
     clip_datum: float | None = option(None, "The largest sum of one datum's coefficients; null for no such clipping.")
     clip_decoder: Clip = option(
         "auto", "The largest norm of theta's gradient; auto is 10 for bounds and 20 for unbiased estimators."

@@ -55,7 +55,7 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
     paths: Paths | None = option(
         None, "The parts of theta's gradient that are kept; by default all for bounds, decoder with encoder dreg, else x."
     )
-    baseline: Baseline = option("zero", "What the square of the estimate is taken about, with encoder variance.")
+    baseline: Baseline = option("zero", "What is subtracted from the estimate before it is squared, with encoder variance.")
     on_divergence: Literal["stop", "continue"] = option(
         "stop", "What to do when the encoder is lost or the estimate has left the truth at two checks in a row.", resume=True
     )
@@ -66,8 +66,8 @@ class ReverseKLConfig(EstimatorConfig, DrawsConfig):
     test_terms: int = option(2000, "Samples of the encoder for each draw in the last check.", resume=True)
     anneal: Anneal = option(
         0,
-        "Leapfrogs of the chains that take their place in the last check, as many as cost the same evaluations; 0 for none, auto "
-        "for a pilot that chooses.",
+        "Use annealed chains of so many leapfrogs in the last check instead, at the same cost; 0 for none, auto for a pilot "
+        "that chooses.",
         resume=True,
     )
 

@@ -61,12 +61,12 @@ COSTS = (5, 15, 50)
 _BURDA = "Burda et al. 2016"
 _PAPER = "Luo et al. 2020 (the paper)"
 _SHI = "Shi and Cornish 2021"
-_CODE = "public IWAE+DReG code"
+_CODE = "nbip/IWAE on GitHub"
 SOURCES = {
     _BURDA: "Importance weighted autoencoders (ICLR 2016)",
     _PAPER: "SUMO: unbiased estimation of log marginal probability for latent variable models (ICLR 2020), table 1",
     _SHI: "On multilevel Monte Carlo unbiased gradient estimation for deep latent variable models (AISTATS 2021)",
-    _CODE: "as collected in the project's findings, section 6",
+    _CODE: "Importance weighted autoencoders in TensorFlow 2 (github.com/nbip/IWAE), the README's table for DReG, k = 5 and 50",
 }
 _Values = tuple[float | None, float | None, float | None]
 _NONE: _Values = (None, None, None)
