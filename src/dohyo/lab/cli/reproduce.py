@@ -46,7 +46,7 @@ def parser(arguments: Sequence[str]) -> Parser:
     made.add_argument("study", help=study.name)
     made.add_argument("--scale", default="small", help="smoke (seconds), small (minutes) or paper (the full size)")
     made.add_argument("--out", type=Path, help="the study's folder, a new one or one to continue (required)")
-    cells = [cell for config in reversed(study.SCALES.values()) for cell in study(config).cells().values()]
+    cells = [cell for config in [*study.SCALES.values()][::-1] for cell in study(config).cells().values()]
     for key in study.picks:
         known = dict.fromkeys(cell[key] for cell in cells if key in cell)
         text = f"do only the cells with this {key}, or with one of these ({', '.join(map(str, known))})"
