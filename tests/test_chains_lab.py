@@ -22,7 +22,7 @@ from dohyo.lab.fast.trial import stack
 from dohyo.lab.folder import read_records
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import _due, sized, tune_chains
+from dohyo.lab.training.tasks import OnLoader, _due, sized, tune_chains
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 from real import same_run
@@ -96,6 +96,19 @@ def test_fit_goes_on_with_chains_of_its_own_constants(tmp_path: Path) -> None:
         ends.append((records[-1]["valid_nll"], model.step))
     assert ends[0][0] == ends[1][0]
     assert torch.equal(ends[0][1], ends[1][1])
+
+
+def test_chains_are_tuned_on_the_first_batches_of_a_loader() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(DATA.train[:600]), batch_size=100, shuffle=True)
+    for chains in (2, 0):
+        torch.manual_seed(0)
+        model = Annealed(VAE(64, 16, 4), chains) if chains else VAE(64, 16, 4)
+        (record,) = dohyo.lab.fit(model, (loader, DATA.valid[:100]), CHAINS[0], teams.config(0, epochs=1))
+        assert record["train_nll"] < 60
+    assert isinstance(model, VAE)
+    task = OnLoader(loader, DATA.valid[:100])
+    assert task.pilot().shape == (256, 64)
+    assert len(OnLoader([DATA.train[:7]], DATA.valid[:100]).pilot()) == 7
 
 
 def test_constants_fit_the_checkpoint_also_if_tuning_gained_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,27 @@ def test_replicas(tmp_path: Path) -> None:
     assert "three/replica_0" in refused.stderr
 
 
+def test_replicas_begin_with_replicas_and_go_on_without_them(tmp_path: Path) -> None:
+    given = ["--data", "digits", "--estimator", "iwae", "--cost", "2", *SMALL, "--replicas", "2", "--json"]
+    assert run("train", *given, "--epochs", "2", "--out", "first", folder=tmp_path).returncode == 0
+    done = run("train", *given, "--epochs", "1", "--init-from", "first", "--out", "second", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    began, ended = ([one["valid_nll"] for one in json.loads((tmp_path / name / "result.json").read_text())["replicas"]]
+                    for name in ("first", "second"))  # fmt: skip
+    assert all(after < before + 1 for before, after in zip(began, ended, strict=True))  # from the beginning it is 40 nats or so
+    configs = [(tmp_path / f"second/replica_{i}/config.yaml").read_text() for i in range(2)]
+    assert all(f"first/replica_{i}" in config for i, config in enumerate(configs))
+    few = run("train", *given[:-3], "--replicas", "3", "--init-from", "first", "--out", "third", folder=tmp_path)
+    assert few.returncode == 2
+    assert "first/replica_2: holds no run" in few.stderr
+    alone = run("train", *given[:-3], "--init-from", "first", "--out", "third", folder=tmp_path)
+    assert "name one of them, such as" in alone.stderr
+    assert not (tmp_path / "third").exists()
+    (tmp_path / "first").rename(tmp_path / "elsewhere")
+    again = run("train", "--resume", "second", "--epochs", "2", "--json", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
 def test_replicas_that_cannot_be_batched_run_in_sequence(tmp_path: Path) -> None:
     (tmp_path / "branching.py").write_text(
         "from dohyo.models import VAE\n"

@@ -33,6 +33,21 @@ def test_a_recipe_fills_in_what_is_left_out(name: Any, capsys: pytest.CaptureFix
     assert printed["recipe"] == name
 
 
+def test_a_recipe_wins_over_that_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is in the file beside its recipe stays, and so do the options given."""
+
+    def printed(*options: str) -> dict[str, Any]:
+        with pytest.raises(SystemExit):
+            main(["train", *options, "--print_config"])
+        return yaml.safe_load(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(printed("--epsilon", "1e-5", "--hidden", "7")))
+    file = ["--config", str(tmp_path / "a.yaml")]
+    assert printed(*file) == printed("--epsilon", "1e-5", "--hidden", "7")
+    assert printed(*file, "--recipe", "ours") == printed("--recipe", "ours", "--epsilon", "1e-5", "--hidden", "7")
+    assert printed(*file, "--recipe", "ours", "--average", "3")["average"] == 3
+
+
 def test_the_paper_is_the_default_and_options_win() -> None:
     assert LoopConfig() == LoopConfig(recipe="paper")
     assert LoopConfig(recipe="ours", optimiser="rmsprop", learning_rate=3e-4).optimiser == "rmsprop"

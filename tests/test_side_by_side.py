@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -162,6 +163,22 @@ def test_a_signal_stops_all_workers(number: signal.Signals, here: Path, capsys: 
     (here / "hold").unlink()
     assert main([*LINE, "--workers", "2", "--n", "0", "2"]) == 0
     assert {name: len(each) for name, each in pids(here).items()} == {"cell_0": 2, "cell_1": 1, "cell_2": 2}
+
+
+def test_an_early_signal_is_one_line(tmp_path: Path) -> None:
+    """While the server of processes still imports torch; it gets the signal too, as from a terminal."""
+    line = [sys.executable, "-m", "dohyo", "reproduce", "annealing", "--scale", "smoke", "--workers", "2", "--out", "s"]
+    process = subprocess.Popen(
+        line, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    end = time.monotonic() + 120
+    while not (tmp_path / "s/study.json").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=120)[1] == "dohyo: interrupted; the same command continues with s\n"
+    assert process.returncode == 130
 
 
 @pytest.mark.slow

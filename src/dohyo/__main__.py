@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +20,11 @@ def main() -> int:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # a user's own module, and what it imports later, is found as under `python -m`
-    from dohyo.lab.cli import main as command
-
+    try:
+        from dohyo.lab.cli import main as command
+    except KeyboardInterrupt:  # torch takes a second or more to import
+        print("dohyo: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     return command()
 
 

@@ -84,11 +84,13 @@ class Parser(ArgumentParser):
         return super().parse_path(cfg_path, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        text = " ".join(message.split())
+        text = re.sub(r"(are required:.*?)\b\w+\.", r"\1", " ".join(message.split()))  # without the command's name
         wrong = _WRONG.search(text)
-        if wrong and "Literal[" in text:
+        types = [words for kind, words in _TYPES.items() if f"<class '{kind}'>" in text]
+        if wrong and types and "Literal[" not in text:
+            text = f"{wrong[1].replace('_', '-')} is {wrong[2]!r}; give {' or '.join(types)}"
+        elif wrong and "Literal[" in text:
             names = re.findall(r"'(\w[^'\]]*)'(?=[,\]])", "".join(re.findall(r"Literal\[.*?\]", text)))
-            types = [words for kind, words in _TYPES.items() if f"<class '{kind}'>" in text]
             text = f"unknown {wrong[1]} {wrong[2]!r}: {nearest(wrong[2], dict.fromkeys([*names, *types]))}"
         raise DohyoError(text)
 

@@ -9,6 +9,8 @@ import dohyo
 from dohyo.errors import DohyoError
 from dohyo.lab.cli.screen import answer, measured, say, show_table
 from dohyo.lab.evaluations import Saved, saved_evaluations
+from dohyo.lab.experiments.run import config_of
+from dohyo.lab.folder import CONFIG
 from dohyo.lab.parsing import Parser
 
 _EXAMPLES = """examples:
@@ -33,6 +35,9 @@ def run(options: Namespace) -> int:
         raise DohyoError("give at least two runs or saved evaluations to compare")
     if not 0 < options.confidence < 1:
         raise DohyoError(f"--confidence is {options.confidence}; it must lie strictly between 0 and 1")
+    for place in options.places:
+        if (place / CONFIG).is_file():
+            config_of(place, "train")
     first, *others = saved = saved_evaluations(options.places)
     differences = [difference(other, first, options.confidence) for other in others]
     each = [{"name": one.name, "estimator": dohyo.to_dict(one.estimator), **one.evaluation.to_dict()} for one in saved]

@@ -77,6 +77,8 @@ def run(options: Namespace) -> int:
     check_anneal(options.anneal)
     estimator = estimator_from(options.estimator, COST if options.cost is None else options.cost)
     if options.target_stderr is not None:
+        if "replicates" in options.explicit:
+            raise DohyoError("--target-stderr chooses the replicates; give it or --replicates, not both")
         check_target(options.target_stderr, estimator)
     if options.out is not None and options.out.suffix != ".npz":
         raise DohyoError(f"--out is {options.out}; the values of each datum go to a .npz file")
@@ -140,7 +142,7 @@ def _show(reports: list[dict[str, Any]], title: str) -> None:
              report["kind"]] for report in reports]  # fmt: skip
     show_table(title, columns, rows, words=("estimator", "weights", "kind"))
     for report in reports:
-        show_evaluation(report, f"{report['estimator']}: " if len(reports) > 1 else "")
+        show_evaluation(report, f"{report['estimator']} at {report['expected_cost']:.4g}: " if len(reports) > 1 else "")
 
 
 def _save(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weights, options: Namespace) -> None:

@@ -30,12 +30,15 @@ _EXAMPLES = """examples:
 
 After a kill or Ctrl-C the same command continues; at most the cells in progress are lost, back to their last checkpoints.
 """
+_NO_STUDY = f"give a study ({', '.join(STUDIES)}) and --out FOLDER, a new one or one to continue"
 
 
 def parser(arguments: Sequence[str]) -> Parser:
     """The options of the study that the arguments name."""
     meant = [argument for argument in arguments if argument in STUDIES] or [a for a in arguments[:1] if not a.startswith("-")]
     if not meant:
+        if any(argument not in ("-h", "--help") for argument in arguments):
+            raise DohyoError(_NO_STUDY)
         names = "\n".join(f"  {name:14s}{study.title}" for name, study in STUDIES.items())
         made = Parser(description=f"Reproduce a table or a figure of the paper. The studies are\n\n{names}", epilog=_EXAMPLES)
         made.add_argument("study", nargs="?", help=", ".join(STUDIES))
@@ -62,7 +65,7 @@ def parser(arguments: Sequence[str]) -> Parser:
 
 def run(options: Namespace) -> int:
     if options.get("out") is None:
-        raise DohyoError(f"give a study ({', '.join(STUDIES)}) and --out FOLDER, a new one or one to continue")
+        raise DohyoError(_NO_STUDY)
     if options.workers is not None and options.scheduler is not None:
         raise DohyoError("give --workers for this machine or --scheduler for a Dask cluster, not both")
     study_type = STUDIES[options.study]
@@ -94,12 +97,12 @@ def _show(report: dict[str, Any], folder: Path) -> None:
 
 def _one_by_one(study: Any, options: Namespace, only: list[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
     with progress_bar("{task.completed:.1f}/{task.total} cells", options.json) as progress:
-        task = progress.add_task(study.name, total=None, note="")
+        task = progress.add_task(study.name, total=None, note="", visible=False)  # until the folder is found right
 
         def on_progress(name: str, done: float, total: int) -> None:
             if options.interrupted:
                 raise KeyboardInterrupt
-            progress.update(task, completed=done, total=total, note=name)
+            progress.update(task, completed=done, total=total, note=name, visible=True)
 
         return reproduce(study, options.out, on_progress, only), {}
 
@@ -140,7 +143,7 @@ class _Bars:
             print(f"dohyo: the cell {name} failed: {problem}; the others go on", file=sys.stderr)
         if name in self.bars:
             self.progress.remove_task(self.bars.pop(name))
-        self._count(name, 1.0)
+        self._count(name, float(problem is None))
 
     def _count(self, *now: Any) -> None:
         self.shares |= [now] if now else []

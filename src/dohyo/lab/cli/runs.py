@@ -11,11 +11,12 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.errors import DohyoError, reporting
+from dohyo.files import read_whole
 from dohyo.lab.cli.screen import count, progress_bar, say
 from dohyo.lab.experiments.run import Run
-from dohyo.lab.folder import CHECKPOINT, RESULT, Values
+from dohyo.lab.folder import CHECKPOINT, RESULT, Values, load_yaml
 from dohyo.lab.parsing import Parser
-from dohyo.lab.training.config import filled, resumable_fields
+from dohyo.lab.training.config import RECIPES, filled, resumable_fields
 from dohyo.lab.training.processes import launch, leave, on_first
 from dohyo.lab.training.state import load_checkpoint
 
@@ -27,8 +28,19 @@ class RunParser(Parser):
 
     def dump(self, cfg: Namespace, **options: Any) -> str:
         whole = cfg.clone()
-        vars(whole).update(filled(vars(cfg)))
+        _recipe_wins(vars(whole))
+        vars(whole).update(filled(vars(whole)))
         return str(super().dump(whole, **options))
+
+
+def _recipe_wins(values: dict[str, Any]) -> None:
+    """Of --config FILE and another --recipe, what the file has only from its own recipe is left to the other."""
+    for path in values.get("config") or []:
+        there = load_yaml(read_whole(Path(path)).decode())
+        if "recipe" in values and isinstance(there, dict) and there.get("recipe") != values["recipe"]:
+            for name, value in RECIPES.get(str(there.get("recipe")), {}).items():
+                if there.get(name) == values[name] == value:
+                    values[name] = None
 
 
 def run_parser(run_type: type[Run[Any]], description: str, examples: str) -> Parser:
@@ -50,6 +62,7 @@ def run_command(
     lines to print for a result, to the first of which the folder is added."""
     if (config.out is None) == (config.resume is None):
         raise DohyoError("give --out FOLDER for a new run, or --resume FOLDER to continue one")
+    _recipe_wins(vars(config))
     made = {key: value for key, value in config.items() if key not in _OWN}
     explicit = {key: value for key, value in config.explicit.items() if key not in _OWN}
 
@@ -98,7 +111,8 @@ def _resumed(run_type: type[Run[Any]], folder: Path, explicit: dict[str, Any]) -
     free = resumable_fields(run.config)
     for key, value in explicit.items():
         if key not in free and value != getattr(run.config, key):
-            raise DohyoError(f"--{key} {value} differs from the run's {getattr(run.config, key)}; a resumed run keeps its config "
+            name, own = key.replace("_", "-"), getattr(run.config, key)
+            raise DohyoError(f"--{name} {value} differs from the run's {own}; a resumed run keeps its config "
                              f"(only {_resumable(run.config)} may change): start a new one with --out")  # fmt: skip
     run.config = dataclasses.replace(run.config, **{key: explicit[key] for key in free if key in explicit})
     return run

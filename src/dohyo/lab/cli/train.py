@@ -42,7 +42,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
     length = f"{count(result['epochs'])} epoch{'s' * (result['epochs'] != 1)}, {result['seconds']:.0f} s"
     lines = [f"{of_replicas(result)}test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {how}, {length}"]
     if "test_nll_annealed" in result:
-        chains = f"{result['test_chains']} chains of {result['anneal']} leapfrogs"
+        chains = f"{result['test_chains']} chain{'s' * (result['test_chains'] != 1)} of {result['anneal']} leapfrogs"
         lines.append(f"by {chains}: {number(result['test_nll_annealed'])} ± {number(result['test_nll_annealed_stderr'])}")
         lines += [f"{chains}: verdict: {verdict['reason']}" for verdict in [result.get("verdict_annealed")] if verdict]
     if "test_nll_average" in result:

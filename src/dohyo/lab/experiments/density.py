@@ -67,8 +67,9 @@ class DensityRun(ReplicatedRun[DensityConfig]):
         failed = f"{config.model} raised {{}} with x {tuple(x.shape)}; if x has the wrong shape, change --data-shape from {sizes}"
         with reporting(failed) if ":" in config.model else contextlib.nullcontext():
             model = config.build_model(self.data)
-            if config.init_from is not None and not (self.folder / CHECKPOINT).exists():
-                begin_with(unannealed(model), config.init_from)
+            for run in self.replicas or [self]:  # each of several begins with its own, and all are tried here
+                if run.config.init_from is not None and not (run.folder / CHECKPOINT).exists():
+                    begin_with(unannealed(model), run.config.init_from)
             check(model, objective, x)
         return model, self.task, objective
 

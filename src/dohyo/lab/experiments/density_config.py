@@ -13,7 +13,8 @@ from dohyo.errors import DohyoError, check_seed
 from dohyo.files import resolved
 from dohyo.lab.data import NAMES, AnyKind, Dataset, load
 from dohyo.lab.experiments.annealing import MOST_STEPS
-from dohyo.lab.experiments.run import EstimatorConfig
+from dohyo.lab.experiments.run import EstimatorConfig, config_of
+from dohyo.lab.folder import replica_folder
 from dohyo.lab.training import LoopConfig
 from dohyo.lab.training.config import option
 from dohyo.lab.training.state import load_checkpoint
@@ -54,7 +55,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     estimator: str | None = option(None, "What theta follows; by default sumo, and iwae over chains.")  # type: ignore[assignment]
     cost: float | None = option(  # type: ignore[assignment]
         None,
-        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 4 chains.",
+        "The expected number of log-weights for each estimate, as near as the estimator can come; by default 15, or 4 chains "
+        "(5 for sumo).",
     )
     max_terms: int | None = option(
         None, "The most log-weights of a datum; the estimator is then unbiased for IWAE with this many. null for no limit."
@@ -76,7 +78,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             wanted = f"it must be a number of leapfrogs, at most {MOST_STEPS}, or 0 for samples of the encoder"
             raise DohyoError(f"anneal is {self.anneal}; {wanted}")
         self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
-        self.cost = self.cost if self.cost is not None else 4.0 if self.anneal else 15.0
+        if self.cost is None:
+            self.cost = 15.0 if not self.anneal else 5.0 if self.estimator == "sumo" else 4.0  # SUMO takes no less
         if self.max_terms is not None and self.max_terms > _MOST_TERMS:
             raise DohyoError(f"max_terms is {self.max_terms}; it must be at most {_MOST_TERMS}, or null for no limit")
         check_seed("data_seed", self.data_seed)
@@ -126,6 +129,9 @@ class DensityConfig(EstimatorConfig, LoopConfig):
 
 def begin_with(model: nn.Module, folder: Path) -> None:
     """Give a model the best parameters of another run."""
+    config_of(folder, "train")
+    if replica_folder(folder, 0).exists():
+        raise DohyoError(f"{folder}: holds replicas; name one of them, such as {replica_folder(folder, 0)}")
     best = load_checkpoint(folder)["best"]
     if "bridge" in best:  # of a run through chains: its model is inside
         best = {name.removeprefix("model."): value for name, value in best.items() if name.startswith("model.")}

@@ -23,6 +23,7 @@ from dohyo.lab.folder import (
     RESULT,
     SCHEMA_VERSION,
     TENSORBOARD,
+    Values,
     check_places,
     read_config,
     read_result,
@@ -81,6 +82,17 @@ def about_estimator(config: Any, estimator: Estimator) -> dict[str, Any]:
 _SIGNS = {"data": "train", "target": "reverse-kl", "policy": "qpbo"}  # options that only the runs of one command have
 
 
+def config_of(folder: Path, command: str) -> Values:
+    """The config of the run that a folder holds, as plain data; a DohyoError if it is a run of another command."""
+    check_places(folder)
+    values = read_config(folder)
+    made = next((made for key, made in _SIGNS.items() if key in values), command)
+    if made != command:
+        hint = f"; dohyo divergence {folder} measures its divergence" if made == "reverse-kl" else ""
+        raise DohyoError(f"{folder}: holds a run of dohyo {made}, and one of dohyo {command} is needed here{hint}")
+    return values
+
+
 def silent(*_: Any) -> None:
     """Reports no progress."""
 
@@ -115,12 +127,7 @@ class Run(ABC, Generic[C]):
     @classmethod
     def open(cls, folder: Path) -> Self:
         """The run that a folder holds."""
-        check_places(folder)
-        values = read_config(folder)
-        made = next((command for key, command in _SIGNS.items() if key in values), cls.command)
-        if made != cls.command:
-            hint = f"; dohyo divergence {folder} measures its divergence" if made == "reverse-kl" else ""
-            raise DohyoError(f"{folder}: holds a run of dohyo {made}, and one of dohyo {cls.command} is needed here{hint}")
+        values = config_of(folder, cls.command)
         try:
             return cls(folder, cls.config_type(**config_parser(cls.config_type).parse_object(values).as_dict()))
         except DohyoError as error:

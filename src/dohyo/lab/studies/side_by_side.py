@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -124,6 +125,12 @@ class Workers:
         self._running, self._stopped = set[Any](), False
         if _FORKS:
             _CONTEXT.set_forkserver_preload([__name__])
+            resource_tracker.ensure_running()  # else it would be started below, and let Ctrl-C through again
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server inherits it, and imports in peace
+            try:
+                forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def do(self, name: str, advance: Advance) -> bool:
         """Do a cell; False if somebody else's process is doing it. A `CellError` if it fails, or if its process dies."""

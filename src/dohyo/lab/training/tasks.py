@@ -122,8 +122,12 @@ class OnData(Task[LoopConfig]):
         epoch = state.progress.epoch
         if isinstance(state.model, Annealed) and _due(epoch):
             with isolated(state.model, config.seed + epoch):
-                pilot = self.batch(torch.randint(len(self.data.train), (PILOT,), device=self.data.train.device))
+                pilot = self.pilot()
             tune_chains(state.model, pilot, config.seed + epoch, first=epoch == 0)
+
+    def pilot(self) -> Tensor:
+        """Some of the training data."""
+        return self.batch(torch.randint(len(self.data.train), (PILOT,), device=self.data.train.device))
 
     def batches(self, config: LoopConfig, progress: Progress, order: torch.Generator) -> Batches:
         with one_thread():
@@ -195,6 +199,14 @@ class OnLoader(OnData):
 
     def batch(self, index: Tensor) -> Tensor:
         return self.current[index]
+
+    def pilot(self) -> Tensor:
+        first, count = [], 0
+        for x in tensors(self.loader):
+            first.append(x)
+            if (count := count + len(x)) >= PILOT:
+                break
+        return torch.cat(first)[:PILOT].to(self.data.valid.device)
 
 
 def task_of(data: Trainable, seed: int) -> tuple[OnData, Tensor]:
