@@ -46,6 +46,7 @@ def test_claims_follow_the_numbers() -> None:
     assert verdicts() == [True] * 8
     assert verdicts(iwae_015_1=cell(0.02)) == [False, False, *[True] * 6]
     assert verdicts(iwae_015_1=cell(0.6))[:2] == [False, None]  # it may yet diverge
+    assert verdicts(iwae_015_1=cell(20.0, -1e8, 1e8, diverged=True))[0] is None  # an error bar as large as the estimate
     assert verdicts(sumo_005_0=cell(9.0, diverged=True, error=0.1))[1:3] == [False, False]
     assert verdicts(sumo_005_0=cell(0.6, error=0.1))[1:3] == [None, None]  # it may yet fall
     assert verdicts(sumo_015_0=cell(0.02, -0.2, error=0.033))[3] is False
