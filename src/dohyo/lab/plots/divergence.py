@@ -17,6 +17,7 @@ WAYS = {"by_encoder": "by the encoder", "by_prior": "by the prior", "above": "fr
 _KEYS = ("step", "estimate", "estimate_stderr", "objective", "stderr", *WAYS)
 _COLOURS = {"by_encoder": "tab:purple", "by_prior": "tab:green", "above": "tab:brown"}
 _LINEAR = 0.1  # nats: within these an axis that spans many powers of ten is linear
+_LOWEST = 1e9  # nats: how far down an axis goes for runs that diverged
 
 
 def plot_divergence_curves(records: Records, path: Path, ways: Sequence[str] = tuple(WAYS)) -> None:
@@ -66,7 +67,8 @@ def plot_divergence_curves(records: Records, path: Path, ways: Sequence[str] = t
 
 def plot_reverse_kl_curves(curves: Mapping[tuple[str, int], Sequence[Records]]) -> tuple[Figure, dict[str, Any]]:
     """The training estimate (above) and the true reverse KL (below) against steps: a column for each cost, a colour for each
-    label. The axes are linear within 0.1 nats and logarithmic beyond; a cross marks the first check that found divergence.
+    label. The axes are linear within 0.1 nats, below within 0.01, and logarithmic beyond. They hold the runs that did not diverge,
+    and of others the estimates down to -10^9; a triangle marks what is beyond, a cross the first check that found divergence.
 
     Args:
         curves: By label and cost the records of each run; they differ in the seed alone.
@@ -75,22 +77,32 @@ def plot_reverse_kl_curves(curves: Mapping[tuple[str, int], Sequence[Records]]) 
     labels = list(dict.fromkeys(label for label, _ in curves))
     figure = Figure(figsize=(1.2 + 3.6 * len(costs), 6.2), layout="constrained")
     panels = figure.subplots(2, len(costs), squeeze=False, sharex=True, sharey="row")
-    for axis in panels.flat:
-        _symmetric_log(axis)
+    runs = [(*key, *_read(records)) for key, own in curves.items() for records in own]
+    rows = (("estimate", "estimate_stderr", _LINEAR), ("truth", "stderr", _LINEAR / 10))
+    limits = [
+        _sound_limits([(values[key], bool(diverged.any())) for *_, values, _, diverged in runs], linear)
+        for key, _, linear in rows
+    ]
+    limits[1] = (max(limits[1][0], -_LINEAR), limits[1][1])  # below zero a divergence is noise
+    for row, own_limits, (*_, linear) in zip(panels, limits, rows, strict=True):
+        for axis in row:
+            _symmetric_log(axis, linear)
+            axis.set_ylim(own_limits)
     numbers, seen, normalised = [], set(), True
-    for (label, cost), records in ((key, one) for key, runs in curves.items() for one in runs):
-        values, known, diverged = _read(records)
+    for label, cost, values, known, diverged in runs:
         normalised = normalised and known
         column, colour = costs.index(cost), f"C{labels.index(label) % 10}"
         first = int(diverged.argmax()) if diverged.any() else None
-        for row, key, error in ((0, "estimate", "estimate_stderr"), (1, "truth", "stderr")):
+        for row, (key, error, _) in enumerate(rows):
             axis, y, spread = panels[row][column], values[key], 2 * np.nan_to_num(values[error])
             shown = None if label in seen else label
             seen.add(label)
             axis.plot(values["step"], y, color=colour, linewidth=1.3, label=shown, **dots(values["step"]))
             axis.fill_between(values["step"], y - spread, y + spread, color=colour, alpha=0.1, linewidth=0)
             if first is not None:
-                axis.plot(values["step"][first], y[first], "x", color=colour, markersize=8, markeredgewidth=2)
+                at = np.clip(y[first], *limits[row])
+                axis.plot(values["step"][first], at, "x", color=colour, markersize=8, markeredgewidth=2, clip_on=False)
+            mark_beyond(axis, values["step"], y, limits[row], color=colour, markersize=5, zorder=5)
         numbers.append({"label": label, "cost": cost, "normalised": known, "diverged": diverged.tolist()} | values)
     panels[0][0].set_ylabel("training estimate, nats")
     panels[1][0].set_ylabel("true reverse KL, nats" if normalised else "true objective, nats")
@@ -130,6 +142,14 @@ def _limits(truth: Array, stderr: Array, estimate: Array, known: bool) -> tuple[
     return span(near(np.append(shown, 0.0) if known else shown, others), 0.06)
 
 
+def _sound_limits(runs: Sequence[tuple[Array, bool]], linear: float) -> tuple[float, float]:
+    """Limits that hold ten times what runs that did not diverge have, and the others down to -10^9."""
+    finite = [(values[np.isfinite(values)], lost) for values, lost in runs]
+    every = np.concatenate([[-linear, linear], *(values for values, _ in finite)])
+    sound = np.concatenate([[-linear, linear], *(values for values, lost in finite if not lost)])
+    return max(-_LOWEST, min(10 * sound.min(), every.min())), 10 * sound.max()
+
+
 def _gaps(axis: Axes, curves: dict[str, Array], ways: Sequence[str]) -> None:
     """How far the other ways to log p(x) are from the encoder's."""
     _symmetric_log(axis)
@@ -143,10 +163,10 @@ def _gaps(axis: Axes, curves: dict[str, Array], ways: Sequence[str]) -> None:
     axis.legend(fontsize=SMALL, frameon=False)
 
 
-def _symmetric_log(axis: Axes) -> None:
+def _symmetric_log(axis: Axes, linear: float = _LINEAR) -> None:
     """Called before anything is plotted, so that the margins are right. Few ticks, however many powers of ten there are."""
-    axis.set_yscale("symlog", linthresh=_LINEAR, linscale=0.6)
-    locator = SymmetricalLogLocator(base=10, linthresh=_LINEAR)
+    axis.set_yscale("symlog", linthresh=linear, linscale=0.6)
+    locator = SymmetricalLogLocator(base=10, linthresh=linear)
     locator.set_params(numticks=7)
     axis.yaxis.set_major_locator(locator)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -128,7 +128,7 @@ class Funnel(Study[FunnelConfig]):
         curves = {(NAMES[name], cost): [run["curve"] for run in runs] for (name, cost), runs in found.groups.items()}
         alt = (
             "Above, the training estimate of the reverse KL against steps; below, the true one; a column for each cost. A cross "
-            f"marks where a run was found to have diverged: {found.diverged() or 'none was'}."
+            f"marks where a run was found to have diverged: {found.diverged() or 'none was'}; a triangle, what is beyond an axis."
         )
         title = "Training estimate and true reverse KL on the funnel"
         return [save_picture(*plot_reverse_kl_curves(curves), folder, "curves.png", title, alt), *self._densities(folder)]
