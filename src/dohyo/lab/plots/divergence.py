@@ -67,7 +67,7 @@ def plot_divergence_curves(records: Records, path: Path, ways: Sequence[str] = t
 
 def plot_reverse_kl_curves(curves: Mapping[tuple[str, int], Sequence[Records]]) -> tuple[Figure, dict[str, Any]]:
     """The training estimate (above) and the true reverse KL (below) against steps: a column for each cost, a colour for each
-    label. The axes are linear within 0.1 nats, below within 0.01, and logarithmic beyond. They hold the runs that did not diverge,
+    label. The axes are linear within 0.1 nats, below within 0.01, and logarithmic beyond. They hold runs that did not diverge,
     and of others the estimates down to -10^9; a triangle marks what is beyond, a cross the first check that found divergence.
 
     Args:
