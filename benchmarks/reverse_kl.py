@@ -2,8 +2,8 @@
 
 The first, variance and time of the gradient, is measured at the model that `dohyo reverse-kl --estimator multilevel-rr --cost 15`
 leaves, which is trained first if it is not there yet (a few minutes). The second, `--only programs`, times steps of
-`--program plain` and `captured` on one thread, in turns, and how long the first 100 captured steps take with an empty cache of
-the compiler. Run as `python -m benchmarks.reverse_kl`. The learning curves of every estimator are `dohyo reproduce funnel`.
+`--program plain` and `captured` on one thread, in turns, and how long the first 100 captured steps take, compiling included.
+Run as `python -m benchmarks.reverse_kl`. The learning curves of every estimator are `dohyo reproduce funnel`.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def main() -> None:
     if options.only != "programs":
         save(options.out / "reverse_kl_paths.json", {"gradients": paths(options.work)} | environment())
     if options.only != "paths":
-        with tempfile.TemporaryDirectory() as cache:
+        with tempfile.TemporaryDirectory() as cache:  # of the compiler: earlier work has filled its own
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
             save(options.out / "reverse_kl_programs.json", {"programs": programs()} | environment())
 

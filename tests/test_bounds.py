@@ -26,6 +26,13 @@ def test_leave_one_out_against_the_definition(spread: float) -> None:
         torch.testing.assert_close(ours[row, column], expected, rtol=1e-12, atol=1e-12)
 
 
+def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    log_w = torch.randn(3, 40, dtype=torch.float64)
+    whole = leave_one_out_differences(log_w, 5)
+    monkeypatch.setattr("dohyo.bounds._CELLS", 3 * 40 * 7)
+    torch.testing.assert_close(leave_one_out_differences(log_w, 5), whole, rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 3000.0])
 @pytest.mark.parametrize("cells", [10**9, 2000])
 def test_power_sums_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch, spread: float, cells: int) -> None:
@@ -34,10 +41,10 @@ def test_power_sums_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch, spre
     log_w[0, 7::9] = log_w[0, 6]
     log_w[1, 20:40] = bounds.FLOOR
     log_w[2, :3] = bounds.FLOOR
-    monkeypatch.setattr(bounds, "_CELLS", cells)
+    monkeypatch.setattr(bounds, "_SUMS", cells)
     found = []
-    for most_paired in (60, 59):
-        monkeypatch.setattr(bounds, "_MOST_PAIRED", most_paired)
+    for most_paired in (60, 0):
+        monkeypatch.setattr(bounds, "_MOST_PAIRED", (most_paired,))
         leaf = log_w.clone().requires_grad_()
         value = leave_one_out_differences(leaf, 5)
         (first,) = torch.autograd.grad(value.sin().sum(), leaf, create_graph=True)
@@ -46,6 +53,12 @@ def test_power_sums_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch, spre
     for one, other in zip(*found, strict=True):
         assert bool(one.isfinite().all())
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
+def test_no_data_and_no_prefixes() -> None:
+    for data, width, first in ((0, 300, 2), (0, 5, 2), (3, 300, 301), (3, 1, 2)):
+        found = leave_one_out_differences(torch.zeros(data, width, dtype=torch.float64), first)
+        assert found.shape == (data, max(0, width - first + 1))
 
 
 def test_leave_one_out_at_two_thousand_terms() -> None:
@@ -97,3 +110,20 @@ def test_tree_means() -> None:
             size = 3 << level
             expected = (own.reshape(2, -1, size).logsumexp(-1) - math.log(size)).mean(-1)
             torch.testing.assert_close(table[:, level, depth], expected)
+
+
+def test_cells_made_again_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First and second derivatives, with the table kept and with it made again in the backward pass, in several slices."""
+    log_w = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def derivatives() -> list[torch.Tensor]:
+        found = leave_one_out_differences(log_w, 2)
+        (first,) = torch.autograd.grad(found.square().sum(), log_w, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), log_w)
+        return [found, first, second]
+
+    kept = derivatives()
+    monkeypatch.setattr(bounds, "_KEPT_CELLS", 0)
+    monkeypatch.setattr(bounds, "_CELLS", 40)
+    for one, other in zip(kept, derivatives(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-14)

@@ -46,6 +46,13 @@ def test_a_recipe_wins_over_that_of_a_file(tmp_path: Path, capsys: pytest.Captur
     assert printed(*file) == printed("--epsilon", "1e-5", "--hidden", "7")
     assert printed(*file, "--recipe", "ours") == printed("--recipe", "ours", "--epsilon", "1e-5", "--hidden", "7")
     assert printed(*file, "--recipe", "ours", "--average", "3")["average"] == 3
+    assert printed(*file, "--recipe", "ours", "--learning_rate", "1e-3")["learning_rate"] == 1e-3  # though the file has it too
+    (tmp_path / "by_hand.yaml").write_text("recipe: paper\nlearning_rate: 1e-3\nepsilon: 1e-4\nepochs: 3\n")
+    by_hand = printed("--config", str(tmp_path / "by_hand.yaml"), "--recipe", "ours")
+    assert by_hand == printed("--recipe", "ours", "--epochs", "3")
+    assert printed("--config", '{"epochs": 3}', "--recipe", "ours") == by_hand
+    assert main(["evaluate", "nowhere", "--config", '{"replicates": 1}', "--target_stderr", "0.1"]) == 2
+    assert "holds no run" in capsys.readouterr().err
 
 
 def test_the_paper_is_the_default_and_options_win() -> None:

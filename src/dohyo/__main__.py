@@ -22,7 +22,7 @@ def main() -> int:
         sys.path.insert(0, here)  # a user's own module, and what it imports later, is found as under `python -m`
     try:
         from dohyo.lab.cli import main as command
-    except KeyboardInterrupt:  # torch takes a second or more to import
+    except KeyboardInterrupt:  # while the laboratory is imported; before that, while torch is, Python answers for itself
         print("dohyo: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     return command()

@@ -15,11 +15,15 @@ from torch.utils.checkpoint import checkpoint
 # Replaces log 0 in rows shifted to maximum 0: low enough that exp() gives exactly 0 beside any real weight, high enough that
 # adding log 2 is not lost to rounding.
 FLOOR = -1e12
-_KEPT_CELLS = 2**24  # the most cells of a table of pairs; autograd keeps 16 bytes for each
-_MOST_PAIRED = 128  # terms; with more, a CPU takes less time for power sums than for all pairs (benchmarks/README.md)
+_KEPT_CELLS = 2**24  # larger tables of pairs are not kept for the backward pass but computed again
+_CELLS = 2**22  # the most cells of a temporary in `_by_pairs`
+_SUMS = 2**20  # the most power sums at a time in `_by_powers`; with more, they are computed again in the backward pass
+_MOST_PAIRED = (
+    256,
+    4096,
+)  # prefixes, on a CPU and on a GPU; with more, power sums are taken (results/throughput.json; no GPU was timed)
 _ONE_BY_ONE = 8  # the largest weights of a prefix; no other is more than 1/9 of its sum
 _POWERS = 17  # of the others: 9^-17 is 6e-17
-_CELLS = 2**22  # the most power sums that are made at a time; with more, they are computed again in the backward pass
 
 
 def settle(log_w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,16 +75,15 @@ def leave_one_out_differences(log_w: Tensor, first: int) -> Tensor:
     .. math:: d_k = \log\tfrac{k-1}{k} - \frac1k \sum_{i \le k} \log(1 - w_i / S_k), \qquad S_k = w_1 + \dots + w_k
 
     Each term is at most log 2 except for the largest weight of the prefix, for which the sum of the other weights is tracked
-    separately. The others come from a table of log1p(-w_i / S_k) over all pairs, or, where there are many terms, from power
-    sums (`_by_powers`), so that time and memory grow little faster than the width. Both are exact to rounding. What autograd
-    keeps is computed again in the backward pass where it would be large, so that memory stays bounded even if a rare K is huge.
+    separately. The others come from a table of log1p(-w_i / S_k) over all pairs, made in slices of bounded size, or, for many k,
+    from power sums (`_by_powers`), with which time and memory grow as n log n. Both are exact to rounding. What is large is
+    computed again in the backward pass.
     """
     width = log_w.shape[-1]
     top, others = _without_largest(log_w)
     rest = prefix_log_sum(others)
     total = log_add(top, rest)
-    many = width > _MOST_PAIRED and not log_w.is_cuda
-    if many or log_w.numel() * (width - first + 1) > _KEPT_CELLS:
+    if width - first + 1 > _MOST_PAIRED[log_w.is_cuda]:
         without_each = _by_powers(others, total)[:, first - 1 :]
     else:
         without_each = _by_pairs(log_w, total, first)
@@ -111,17 +114,31 @@ def _by_powers(log_w: Tensor, total: Tensor) -> Tensor:
         return ((sums - powers * total).exp() / powers).sum(0)
 
     powers = _integers(1, _POWERS + 1, log_w)[:, None, None]
-    if log_w.requires_grad and log_w.numel() * _POWERS > _CELLS:
+    if log_w.requires_grad and log_w.numel() * _POWERS > _SUMS:
         part = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
-    return found - torch.stack([part(log_w, total, own) for own in powers.split(max(1, _CELLS // log_w.numel()))]).sum(0)
+    at_a_time = max(1, _SUMS // max(1, log_w.numel()))
+    return found - torch.stack([part(log_w, total, own) for own in powers.split(at_a_time)]).sum(0)
 
 
 def _by_pairs(log_w: Tensor, total: Tensor, first: int) -> Tensor:
     """The sum of log1p(-w_i / S_k) over all but the largest weight of each prefix, for k = first, ..., width, pair by pair."""
-    index, where_top = torch.arange(log_w.shape[-1], device=log_w.device), log_w.cummax(-1).indices
-    own = slice(first - 1, None)
+    width, where_top = log_w.shape[-1], log_w.cummax(-1).indices
+    without_each = _without_each
+    if log_w.requires_grad and log_w.numel() * width > _KEPT_CELLS:
+        without_each = partial(checkpoint, _without_each, use_reentrant=False, preserve_rng_state=False)
+    step = max(1, _CELLS // max(1, log_w.numel()))
+    slices = [
+        without_each(log_w, total, where_top, begin, min(begin + step, width))
+        for begin in reversed(range(first - 1, width, step))  # the largest first: the others reuse its memory
+    ]
+    return torch.cat(slices[::-1], -1) if slices else total[:, :0]
+
+
+def _without_each(log_w: Tensor, total: Tensor, where_top: Tensor, begin: int, end: int) -> Tensor:
+    """`_by_pairs` for k = begin + 1, ..., end."""
+    own, index = slice(begin, end), torch.arange(end, device=log_w.device)
     counted = (index <= index[own, None]) & (index != where_top[:, own, None])
-    ratio = torch.where(counted, log_w[:, None, :] - total[:, own, None], -torch.inf).exp()
+    ratio = torch.where(counted, log_w[:, None, :end] - total[:, own, None], -torch.inf).exp()
     return (-ratio).log1p().sum(-1)
 
 

@@ -21,7 +21,7 @@ _WRONG = re.compile(r'key "(?:\w+\.)*(\w+)": .*?(?:Got|Given) value: (.*)$')
 _OPTION = re.compile(r"`\w+`")
 _METAVARS = {"Path": "PATH", "float": "NUMBER", "int": "N"}
 _YAML = "dohyo-yaml"  # its name among jsonargparse's readers
-_TYPES = {"float": "a number", "int": "a whole number", "NoneType": "null"}
+_TYPES = {"float": "a number", "int": "a whole number", "str": "text", "NoneType": "null"}
 
 
 class Formatter(DefaultHelpFormatter):
@@ -86,8 +86,9 @@ class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         text = re.sub(r"(are required:.*?)\b\w+\.", r"\1", " ".join(message.split()))  # without the command's name
         wrong = _WRONG.search(text)
-        types = [words for kind, words in _TYPES.items() if f"<class '{kind}'>" in text]
-        if wrong and types and "Literal[" not in text:
+        expected = re.split("Given value type|Got value", text)[0]
+        types = [words for kind, words in _TYPES.items() if f"<class '{kind}'>" in expected]
+        if wrong and types and "Literal[" not in text and "Path" not in expected:
             text = f"{wrong[1].replace('_', '-')} is {wrong[2]!r}; give {' or '.join(types)}"
         elif wrong and "Literal[" in text:
             names = re.findall(r"'(\w[^'\]]*)'(?=[,\]])", "".join(re.findall(r"Literal\[.*?\]", text)))

@@ -77,7 +77,7 @@ def run(options: Namespace) -> int:
     check_anneal(options.anneal)
     estimator = estimator_from(options.estimator, COST if options.cost is None else options.cost)
     if options.target_stderr is not None:
-        if "replicates" in options.explicit:
+        if options.replicates != 1:
             raise DohyoError("--target-stderr chooses the replicates; give it or --replicates, not both")
         check_target(options.target_stderr, estimator)
     if options.out is not None and options.out.suffix != ".npz":

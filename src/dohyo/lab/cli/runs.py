@@ -11,10 +11,9 @@ from typing import Any
 from jsonargparse import Namespace
 
 from dohyo.errors import DohyoError, reporting
-from dohyo.files import read_whole
 from dohyo.lab.cli.screen import count, progress_bar, say
 from dohyo.lab.experiments.run import Run
-from dohyo.lab.folder import CHECKPOINT, RESULT, Values, load_yaml
+from dohyo.lab.folder import CHECKPOINT, RESULT, Values
 from dohyo.lab.parsing import Parser
 from dohyo.lab.training.config import RECIPES, filled, resumable_fields
 from dohyo.lab.training.processes import launch, leave, on_first
@@ -28,19 +27,16 @@ class RunParser(Parser):
 
     def dump(self, cfg: Namespace, **options: Any) -> str:
         whole = cfg.clone()
-        _recipe_wins(vars(whole))
-        vars(whole).update(filled(vars(whole)))
+        vars(whole).update(filled(vars(cfg)))
         return str(super().dump(whole, **options))
 
-
-def _recipe_wins(values: dict[str, Any]) -> None:
-    """Of --config FILE and another --recipe, what the file has only from its own recipe is left to the other."""
-    for path in values.get("config") or []:
-        there = load_yaml(read_whole(Path(path)).decode())
-        if "recipe" in values and isinstance(there, dict) and there.get("recipe") != values["recipe"]:
-            for name, value in RECIPES.get(str(there.get("recipe")), {}).items():
-                if there.get(name) == values[name] == value:
-                    values[name] = None
+    def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Without what the file has only from its recipe, so that another --recipe may follow."""
+        values = super().parse_path(cfg_path, *args, **kwargs)
+        for name, value in RECIPES.get(str(values.get("recipe")), {}).items():
+            if values.get(name) == value:
+                del values[name]
+        return values
 
 
 def run_parser(run_type: type[Run[Any]], description: str, examples: str) -> Parser:
@@ -62,7 +58,6 @@ def run_command(
     lines to print for a result, to the first of which the folder is added."""
     if (config.out is None) == (config.resume is None):
         raise DohyoError("give --out FOLDER for a new run, or --resume FOLDER to continue one")
-    _recipe_wins(vars(config))
     made = {key: value for key, value in config.items() if key not in _OWN}
     explicit = {key: value for key, value in config.explicit.items() if key not in _OWN}
 

@@ -79,7 +79,9 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             raise DohyoError(f"anneal is {self.anneal}; {wanted}")
         self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
         if self.cost is None:
-            self.cost = 15.0 if not self.anneal else 5.0 if self.estimator == "sumo" else 4.0  # SUMO takes no less
+            self.cost = (
+                15.0 if not self.anneal else 5.0 if (self.estimator, self.max_terms) == ("sumo", None) else 4.0
+            )  # its least
         if self.max_terms is not None and self.max_terms > _MOST_TERMS:
             raise DohyoError(f"max_terms is {self.max_terms}; it must be at most {_MOST_TERMS}, or null for no limit")
         check_seed("data_seed", self.data_seed)

@@ -84,7 +84,6 @@ _SIGNS = {"data": "train", "target": "reverse-kl", "policy": "qpbo"}  # options 
 
 def config_of(folder: Path, command: str) -> Values:
     """The config of the run that a folder holds, as plain data; a DohyoError if it is a run of another command."""
-    check_places(folder)
     values = read_config(folder)
     made = next((made for key, made in _SIGNS.items() if key in values), command)
     if made != command:
@@ -127,6 +126,7 @@ class Run(ABC, Generic[C]):
     @classmethod
     def open(cls, folder: Path) -> Self:
         """The run that a folder holds."""
+        check_places(folder)
         values = config_of(folder, cls.command)
         try:
             return cls(folder, cls.config_type(**config_parser(cls.config_type).parse_object(values).as_dict()))

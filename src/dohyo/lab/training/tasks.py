@@ -22,6 +22,7 @@ from dohyo.objectives import Outcome
 PILOT = 256  # training data on which chains are tuned
 Record = dict[str, Any]
 C = TypeVar("C", bound=StepConfig)
+_NO_BATCH = "the loader gave no batch; give at least one datum"
 _WANTED = "give a data set, a tensor, or a pair (train, valid) of tensors or loaders"
 
 
@@ -195,7 +196,7 @@ class OnLoader(OnData):
             count += 1
             yield torch.arange(len(x))
         if not count:
-            raise DohyoError("the loader gave no batch; give at least one datum")
+            raise DohyoError(_NO_BATCH)
 
     def batch(self, index: Tensor) -> Tensor:
         return self.current[index]
@@ -206,6 +207,8 @@ class OnLoader(OnData):
             first.append(x)
             if (count := count + len(x)) >= PILOT:
                 break
+        if not first:
+            raise DohyoError(_NO_BATCH)
         return torch.cat(first)[:PILOT].to(self.data.valid.device)
 
 
