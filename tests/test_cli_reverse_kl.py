@@ -322,7 +322,7 @@ def test_a_target_that_is_nan_in_a_check(mine: Path, capsys: pytest.CaptureFixtu
         (["--steps", "ten"], "steps"),
         (["--check-draws", "1"], "check_draws is 1"),
         (["--learning-rate", "-1"], "learning_rate is -1"),
-        (["--learning-rate", "nan"], "learning_rate"),
+        (["--learning-rate", "nan"], "learning-rate is 'nan'; give a number"),
         (["--hidden", "0"], "hidden is 0"),
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--colour", "red"], "colour"),
