@@ -18,10 +18,8 @@ FLOOR = -1e12
 _KEPT_CELLS = 2**24  # larger tables of pairs are not kept for the backward pass but computed again
 _CELLS = 2**22  # the most cells of a temporary in `_by_pairs`
 _SUMS = 2**20  # the most power sums at a time in `_by_powers`; with more, they are computed again in the backward pass
-_MOST_PAIRED = (
-    256,
-    4096,
-)  # prefixes, on a CPU and on a GPU; with more, power sums are taken (results/throughput.json; no GPU was timed)
+# Prefixes, on a CPU and on a GPU; with more, power sums are taken (results/throughput.json; no GPU was timed).
+_MOST_PAIRED = (192, 4096)
 _ONE_BY_ONE = 8  # the largest weights of a prefix; no other is more than 1/9 of its sum
 _POWERS = 17  # of the others: 9^-17 is 6e-17
 
