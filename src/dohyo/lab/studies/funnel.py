@@ -46,7 +46,7 @@ class FunnelConfig(StudyConfig):
     sumo: tuple[int, ...] = option((5, 15, 50), "The costs of SUMO.")
     symmetric_sumo: tuple[int, ...] = option((5, 15, 50), "The costs of SymmetricSUMO.")
     multilevel_rr: tuple[int, ...] = option((5, 15, 50), "The costs of MultilevelRR.")
-    program: ProgramName = option("plain", "How steps are run; captured is for a CUDA GPU.")
+    program: ProgramName = option("plain", "How steps are run; captured pays on a CUDA GPU, and for sumo on a CPU.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
