@@ -77,6 +77,21 @@ def test_a_time_limit_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert result(tmp_path / "a")["steps"] > found["steps"]
 
 
+def test_a_run_without_patience_left_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the first check at which the best reward is from the earlier half of the steps; without a limit it goes on."""
+    monkeypatch.setattr("dohyo.lab.experiments.qpbo.PATIENT_STEPS", 10)
+    found = train(tmp_path / "a", variables=10, steps=400, check_every=2, patience=0.5)
+    assert found is not None
+    best = found["evaluations_to_best"] // 20
+    assert found["steps"] == max(10, 2 * best) < 400
+    assert main(["qpbo", "--resume", str(tmp_path / "a")]) == 0
+    assert "it ended by itself" in capsys.readouterr().out
+    assert main(["qpbo", "--resume", str(tmp_path / "a"), "--patience", "null"]) == 0, capsys.readouterr().err
+    assert result(tmp_path / "a")["steps"] == 400
+
+
 def test_a_file_that_was_changed_is_no_longer_the_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.txt").write_text(TWO)
     train(tmp_path / "a", instance=tmp_path / "p.txt", index=1, steps=4)
@@ -201,6 +216,9 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--variables 5 --steps 0", "steps is 0"),
         ("--variables 5 --restarts 0", "restarts is 0"),
         ("--variables 5 --restarts 9 --steps 5", "restarts is 9, more than the 5 steps"),
+        ("--variables 5 --patience 0", "patience is 0.0; it is a share of the steps, more than 0 and less than 1"),
+        ("--variables 5 --patience 1", "less than 1, such as 0.5"),
+        ("--variables 5 --patience nan", "patience"),
         ("--variables 5 --batch-size 0", "batch_size is 0"),
         ("--variables 5 --hidden 0", "hidden is 0"),
         ("--variables 5 --policy latent --cost 1", "cost is 1"),

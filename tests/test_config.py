@@ -60,7 +60,7 @@ def test_a_wrong_choice_in_python_is_our_error(make: Any, options: dict[str, Any
             ReverseKLConfig(),
             "max_rows checkpoint_seconds max_seconds device program steps on_divergence test_draws test_terms anneal",
         ),
-        (QPBOConfig(variables=3), "max_rows checkpoint_seconds max_seconds device program steps instance"),
+        (QPBOConfig(variables=3), "max_rows checkpoint_seconds max_seconds device program steps patience instance"),
     ],
 )
 def test_what_a_resumed_run_may_change(config: StepConfig, names: str) -> None:

@@ -79,6 +79,11 @@ def test_what_is_said_of_few_cells() -> None:
         "best reward after 20 s, 2 runs of each: latent, SUMO 180.5 ± 0.71 (+0.5% in the last quarter of it), "
         "independent 160.5 ± 0.71 (+0.5% in the last quarter of it)"
     )
+    patient = Findings({"nade_100_plain_0": cell(165.0)}, {100: 20.0}, patience=0.5)
+    assert patient.conclusions()[0].claim.endswith("no policy's best reward rises any more after at most 20 s")
+    assert "until its best reward had not risen for 50% of its steps, 500 or more, or for at most 20 s with 100 variables" in (
+        patient.tables()[0].note
+    )
     assert findings().ranking(100, "plain").startswith("latent, SUMO 180.5 ± 0.71, latent, IWAE 170.5")
 
 
@@ -87,6 +92,9 @@ def test_cells_take_turns_and_wrong_numbers_are_refused() -> None:
     assert len(cells) == 2 * 2 * 5 * 3
     assert list(cells)[:6] == [*(f"{policy}_100_plain_0" for policy in NAMES), "sumo_100_entropy_0"]
     assert {options["variables"] for options in cells.values() if options["entropy"] > 0} == {100, 500}
+    patient = Policies.at("paper")
+    assert {patient.run_of("", options, Path("none")).config.patience for options in patient.cells().values()} == {0.5}
+    assert not any("patience" in options for options in cells.values())
     captured = Policies.at("small", program="captured")
     programs = {name: captured.run_of("", cells[f"{name}_100_plain_0"], Path("none")).config.program for name in NAMES}
     assert {name for name, program in programs.items() if program == "captured"} == {"sumo", "iwae"}  # the latent ones

@@ -32,6 +32,7 @@ from dohyo.objectives import KDraw, Reinforce, SamplingEncoder
 
 SCALE_SAMPLES = 1000  # uniform x, for the scale of the rewards
 LAST_SAMPLES = 1000  # of the trained policy, for its mean reward
+PATIENT_STEPS = 500  # before them no run ends for lack of patience
 # What is left out depends on the policy. The independent one is trained many times, fast, while its entropy is let go; the others
 # as in the paper.
 _PAPER = {"learning_rate": 1e-3, "epsilon": 1e-3, "entropy": 0.0, "entropy_decay": "none", "steps": 5_000}
@@ -82,6 +83,12 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
         "added later continue the last training. auto is 1, and for the independent policy as many as have two steps for each "
         "variable, or 200.",
     )
+    patience: float | None = option(
+        None,
+        f"The run ends at a check, after {PATIENT_STEPS} steps at least, where its best reward has not risen for this share of "
+        "the steps so far: 0.5 is their later half; null for never, and to go on with a run that ended so.",
+        resume=True,
+    )
 
     def __post_init__(self) -> None:
         for name, value in (_FAST if self.policy == "independent" else _PAPER).items():
@@ -95,6 +102,8 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
         named(ESTIMATORS, self.estimator, "estimator")  # checked even where the policy needs none
         if self.restarts != "auto" and self.restarts > self.steps:
             raise DohyoError(f"restarts is {self.restarts}, more than the {self.steps} steps; each training needs at least one")
+        if self.patience is not None and not 0 < self.patience < 1:
+            raise DohyoError(f"patience is {self.patience}; it is a share of the steps, more than 0 and less than 1, such as 0.5")
         if self.scale != "auto" and not 0 < self.scale < math.inf:
             raise DohyoError(f"scale is {self.scale}; it must be positive and finite")
         if self.instance is not None:
@@ -136,6 +145,13 @@ class QPBOConfig(EstimatorConfig, DrawsConfig):
 
     def entropy_at(self, step: int) -> float:
         return self.entropy * (1 - self.restart(step)[1] if self.entropy_decay == "linear" else 1.0)
+
+    def stale(self, step: int, best_step: int) -> bool:
+        """Whether a run ends after this step, because its best reward is that of so early a step."""
+        return self.patience is not None and step >= PATIENT_STEPS and best_step <= (1 - self.patience) * step
+
+    def over(self, progress: Progress) -> bool:
+        return super().over(dataclasses.replace(progress, stopped=progress.stopped and self.patience is not None))
 
     def rate(self, progress: Progress) -> float:
         return self.learning_rate * (1 - self.restart(progress.step)[1] if self.decay == "linear" else 1.0)
@@ -184,6 +200,7 @@ class Optimise(OnDraws):
 
     def __init__(self, best: Best, scale: float) -> None:
         self.best, self.scale, self.entropy, self.restart = best, scale, 0.0, 0
+        self.progress = Progress()  # of the run, once it has begun
 
     def begin(self, fabric: Fabric, config: Any) -> None:
         super().begin(fabric, config)
@@ -191,6 +208,7 @@ class Optimise(OnDraws):
 
     def prepare(self, state: State, config: Any) -> None:
         """Start the next training with new initial parameters, if it is due, and set the clock."""
+        self.progress = state.progress
         self.best.clock, self.best.started = state.progress.seconds, time.monotonic()
         restart, _ = config.restart(state.progress.step)
         if restart > self.restart:  # it may be less where --steps was raised: the last training continues
@@ -223,7 +241,8 @@ class Optimise(OnDraws):
         self.best(x[None])
 
     def check(self, model: nn.Module, record: Record, config: Any, fabric: Fabric) -> Record:
-        return {"best_reward": float(max(gather(fabric, self.best.value)))}
+        value, step = max(gather(fabric, (self.best.value, -self.best.step)))
+        return {"best_reward": float(value), "stop": config.stale(self.progress.step, -step)}
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self.best, name) for name in ("value", "x", "seconds", "step")} | {"restart": self.restart}

@@ -36,7 +36,11 @@ class PoliciesConfig(StudyConfig):
     policies: tuple[PolicyName, ...] = option(("sumo", "iwae", "independent", "nade", "gru"), "sumo and iwae are both latent.")
     replicas: int = option(3, "Runs of each policy, with seeds of their own, on one and the same problem.")
     sizes: tuple[int, ...] = option((100, 500), "The variables of each random problem, from few to many.")
-    seconds: tuple[float, ...] = option((600.0, 3600.0), "How long every policy is trained on each of these.")
+    seconds: tuple[float, ...] = option((600.0, 3600.0), "How long every policy is trained on each of these, at most.")
+    patience: float | None = option(
+        0.5,
+        "A policy's training ends earlier once its best reward has not risen for this share of its steps; null for never.",
+    )
     entropy_weight: float = option(0.02, "The weight of the policy's entropy in the runs with entropy; it does not fall.")
     hidden: int = option(200, "Units in each hidden layer.")
     cost: float = option(15.0, "Log-weights in an estimate for the latent policy.")
@@ -69,8 +73,8 @@ class Policies(Study[PoliciesConfig]):
         "for entropy change, and what becomes of IWAE, which can raise its estimate of the entropy by a loose bound?"
     )
     SCALES = {  # noqa: RUF012
-        "smoke": PoliciesConfig(policies=("sumo", "iwae"), replicas=1, sizes=(12,), seconds=(0.2,), hidden=16),
-        "small": PoliciesConfig(seconds=(18.0, 19.0)),
+        "smoke": PoliciesConfig(policies=("sumo", "iwae"), replicas=1, sizes=(12,), seconds=(0.2,), patience=None, hidden=16),
+        "small": PoliciesConfig(seconds=(18.0, 19.0), patience=None),
         "paper": PoliciesConfig(),
     }
     picks = ("policy", "variables", "entropy")
@@ -78,7 +82,7 @@ class Policies(Study[PoliciesConfig]):
     def cells(self) -> dict[str, Cell]:
         """The policies take turns: a busy machine slows all of them."""
         c = self.config
-        common = {key: getattr(c, key) for key in ("hidden", "cost", "epsilon")}
+        common = {key: getattr(c, key) for key in ("hidden", "cost", "epsilon", "patience") if getattr(c, key) is not None}
         return {
             f"{policy}_{size:03d}_{kind}_{replica}": {
                 "policy": policy,
@@ -125,7 +129,7 @@ class Policies(Study[PoliciesConfig]):
         return found.conclusions(), found.tables()
 
     def _found(self, cells: dict[str, Cell]) -> Findings:
-        return Findings(cells, dict(zip(self.config.sizes, self.config.seconds, strict=True)))
+        return Findings(cells, dict(zip(self.config.sizes, self.config.seconds, strict=True)), self.config.patience)
 
     def plot(self, cells: dict[str, Cell], folder: Path) -> list[Picture]:
         found, pictures = self._found(cells), []

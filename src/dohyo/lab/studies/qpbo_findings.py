@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import fmean, stdev
 
+from dohyo.lab.experiments.qpbo import PATIENT_STEPS
 from dohyo.lab.folder import Conclusion, Table
 from dohyo.lab.studies.study import Cell, Row
 from dohyo.lab.studies.verdicts import all_hold
@@ -25,14 +26,16 @@ class Findings:
     Args:
         cells: The results by name; a name is POLICY_VARIABLES_KIND_REPLICA.
         seconds: How long the policies were trained, by the number of variables.
+        patience: For what share of its steps a policy must not have risen to end earlier; None if each took all the time.
     """
 
-    def __init__(self, cells: dict[str, Cell], seconds: Mapping[int, float]) -> None:
+    def __init__(self, cells: dict[str, Cell], seconds: Mapping[int, float], patience: float | None = None) -> None:
         self.groups: dict[tuple[str, int, str], list[Cell]] = {}
         for name, cell in cells.items():
             policy, size, kind, _ = name.split("_")
             self.groups.setdefault((policy, int(size), kind), []).append(cell)
-        self.sizes, self.seconds = sorted({size for _, size, _ in self.groups}), seconds
+        self.sizes, self.patience = sorted({size for _, size, _ in self.groups}), patience
+        self.seconds = {size: f"{'' if patience is None else 'at most '}{each:g} s" for size, each in seconds.items()}
 
     def runs(self, policy: str, size: int, kind: str) -> list[Cell]:
         return self.groups.get((policy, size, kind), [])
@@ -77,9 +80,15 @@ class Findings:
                 best, mean = (_spread([run[key] for run in runs]) for key in ("best_reward", "mean_reward"))
                 row: Row = [size, KINDS[kind].split()[0], NAMES[policy], len(runs), best, f"{_late_gain(runs):+.1%}", mean, speed]
                 rows.append([*row, steps, entropy, round(size * math.log(2), 1)])
-        times = ", ".join(f"{self.seconds[size]:g} s with {size}" for size in self.sizes if size in self.seconds)
+        times = ", ".join(f"{self.seconds[size]} with {size}" for size in self.sizes if size in self.seconds)
+        same = f"Each policy for the same time ({times} variables), so that the steps it gets depend on the machine."
+        if self.patience is not None:
+            same = (
+                f"Each policy until its best reward had not risen for {self.patience:.0%} of its steps, {PATIENT_STEPS} or more, "
+                f"or for {times} variables; one that has ended counts as it ended."
+            )
         note = (
-            f"Each policy for the same time ({times} variables), so that the steps it gets depend on the machine. ± is the "
+            f"{same} ± is the "
             "standard deviation over runs. In the last quarter of the time the best reward still rose by the share given. The "
             "mean reward is that of 1,000 samples of the trained policy; the highest entropy is that of any check, as estimated "
             "in training, and the limit is that of any distribution of so many bits."
@@ -102,7 +111,7 @@ class Findings:
             f"{NAMES[policy]} {_spread(self.rewards(policy, size, kind))} ({gain:+.1%} in the last quarter of it)"
             for policy, gain in gains.items()
         )
-        text = f"best reward after {self.seconds[size]:g} s, {len(own)} runs of each: {both}"
+        text = f"best reward after {self.seconds[size]}, {len(own)} runs of each: {both}"
         return Conclusion(claim, said, text, holds)
 
     def _decent(self, size: int) -> Conclusion | None:
@@ -132,7 +141,7 @@ class Findings:
         gains = {policy: _late_gain(runs) for policy in NAMES if (runs := self.runs(policy, size, kind))}
         if not gains:
             return None
-        claim = f"With {size} variables, {KINDS[kind]}, no policy's best reward rises any more after {self.seconds[size]:g} s"
+        claim = f"With {size} variables, {KINDS[kind]}, no policy's best reward rises any more after {self.seconds[size]}"
         each = ", ".join(f"{NAMES[policy]} {gain:+.1%}" for policy, gain in gains.items())
         text = f"its rise in the last quarter of the time, {_RISING:.0%} at most where it has ended: {each}"
         return Conclusion(claim, "", text, max(gains.values()) <= _RISING)
