@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dohyo.contract import Mark, bound, check_marks, marking, offers, one_for_each, require, steered
 from dohyo.errors import DohyoError
-from dohyo.estimators import Estimator
+from dohyo.estimators import IWAE, Estimator
 from dohyo.names import check_choice
 from dohyo.packing import Plan, through_tables
 
@@ -141,18 +141,21 @@ def coefficients(
     leaf = log_w.detach().double()
     log_px, value = estimator.slopes(leaf, counts)
     phi = value
-    own = torch.arange(leaf.shape[1], device=leaf.device) < counts[:, None]
-    log_sum = torch.where(own, leaf, -torch.inf).logsumexp(-1)
+    if isinstance(estimator, IWAE):
+        iwae, posterior = log_px, value  # its slopes are the normalised weights
+    else:
+        own = torch.arange(leaf.shape[1], device=leaf.device) < counts[:, None]
+        log_sum = torch.where(own, leaf, -torch.inf).logsumexp(-1)
+        empty = log_sum[:, None] == -torch.inf  # a datum whose weights are all zero has no gradient
+        iwae, posterior = log_sum - counts.double().log(), torch.where(empty, 0.0, (leaf - log_sum[:, None]).exp())
     if encoder == "variance":
         about = log_px if baseline is None else log_px - baseline
         phi = torch.where(value == 0, 0.0, 2 * about[:, None] * value)  # an estimate of -inf has gradient zero
     elif encoder == "sleep":
         phi = torch.zeros_like(value)
     elif encoder != "same":
-        empty = log_sum[:, None] == -torch.inf  # a datum whose weights are all zero has no gradient
-        posterior = torch.where(empty, 0.0, (leaf - log_sum[:, None]).exp())
         phi = -posterior if encoder == "iwae" else -posterior.square()
-    return value, phi, log_px, log_sum - counts.double().log()
+    return value, phi, log_px, iwae
 
 
 def safe_ratio(theta: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
