@@ -52,7 +52,7 @@ def test_power_sums_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch, spre
         found.append((value, first, second))
     for one, other in zip(*found, strict=True):
         assert bool(one.isfinite().all())
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
 
 
 def test_no_data_and_no_prefixes() -> None:

@@ -128,6 +128,7 @@ def test_a_run_that_ends_in_nan_is_a_result(tmp_path: Path) -> None:
     result = study.run_cell(name, options, tmp_path / "run", lambda share: None)
     assert result["diverged"]
     assert "NaN" in result["warnings"][0]
+    assert str(tmp_path) not in result["warnings"][0]
     assert (result["steps"], [record["diverged"] for record in result["curve"]]) == (30, [True])
     assert result["reverse_kl"] == result["curve"][0]["reverse_kl"]
     assert Findings({name: result}).tables()[0].rows[0][-2:] == ["1 of 1", "30"]

@@ -60,6 +60,10 @@ def test_options_are_named_as_they_are_written(capsys: pytest.CaptureFixture[str
     assert "`" not in text
 
 
+def test_help_without_a_study_lists_them_whatever_else_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(["reproduce", "--scale", "smoke"], capsys) == shown(["reproduce"], capsys)
+
+
 @pytest.mark.parametrize("study", STUDIES)
 def test_what_can_be_picked_is_what_the_cells_have(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(shown(["reproduce", study], capsys).split())

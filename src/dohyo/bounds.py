@@ -74,8 +74,8 @@ def leave_one_out_differences(log_w: Tensor, first: int) -> Tensor:
 
     Each term is at most log 2 except for the largest weight of the prefix, for which the sum of the other weights is tracked
     separately. The others come from a table of log1p(-w_i / S_k) over all pairs, made in slices of bounded size, or, for many k,
-    from power sums (`_by_powers`), with which time and memory grow as n log n. Both are exact to rounding. What is large is
-    computed again in the backward pass.
+    from power sums (`_by_powers`), with which time and memory grow as n log n, times the data. Both are exact to rounding. What
+    is large is computed again in the backward pass.
     """
     width = log_w.shape[-1]
     top, others = _without_largest(log_w)

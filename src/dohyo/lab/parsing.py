@@ -21,7 +21,7 @@ _WRONG = re.compile(r'key "(?:\w+\.)*(\w+)": .*?(?:Got|Given) value: (.*)$')
 _OPTION = re.compile(r"`\w+`")
 _METAVARS = {"Path": "PATH", "float": "NUMBER", "int": "N"}
 _YAML = "dohyo-yaml"  # its name among jsonargparse's readers
-_TYPES = {"float": "a number", "int": "a whole number", "str": "text", "NoneType": "null"}
+_TYPES = {"float": "a number", "int": "a whole number", "str": "text", "NoneType": "null", "tuple": "a list, such as [5, 15]"}
 
 
 class Formatter(DefaultHelpFormatter):

@@ -37,7 +37,7 @@ def parser(arguments: Sequence[str]) -> Parser:
     """The options of the study that the arguments name."""
     meant = [argument for argument in arguments if argument in STUDIES] or [a for a in arguments[:1] if not a.startswith("-")]
     if not meant:
-        if any(argument not in ("-h", "--help") for argument in arguments):
+        if arguments and not {"-h", "--help"} & set(arguments):
             raise DohyoError(_NO_STUDY)
         names = "\n".join(f"  {name:14s}{study.title}" for name, study in STUDIES.items())
         made = Parser(description=f"Reproduce a table or a figure of the paper. The studies are\n\n{names}", epilog=_EXAMPLES)

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,13 +75,18 @@ class DensityRun(ReplicatedRun[DensityConfig]):
         return model, self.task, objective
 
     def replica_configs(self) -> list[DensityConfig]:
-        config, count = self.config, self.config.replicas
-        folders = [config.init_from] * count
-        if config.init_from is not None and replica_folder(config.init_from, 0).exists():
-            folders = [replica_folder(config.init_from, i) for i in range(count)]
-        own = {"data_seed": config.seed if config.data_seed is None else config.data_seed}
-        configs = zip(super().replica_configs(), folders, strict=True)
-        return [dataclasses.replace(config, init_from=folder, **own) for config, folder in configs]
+        own = {"data_seed": self.config.seed if self.config.data_seed is None else self.config.data_seed}
+        configs = enumerate(super().replica_configs())
+        return [dataclasses.replace(config, init_from=self._source(i), **own) for i, config in configs]
+
+    def _source(self, i: int) -> Path | None:
+        """The run that replica i begins with, or began with: its folder may be gone since."""
+        given, own = self.config.init_from, replica_folder(self.folder, i)
+        if given is None:
+            return None
+        if (own / CHECKPOINT).exists():
+            return DensityRun.open(own).config.init_from
+        return replica_folder(given, i) if replica_folder(given, 0).exists() else given
 
     def trained(self, average: bool = False) -> nn.Module:
         return unannealed(super().trained(average))

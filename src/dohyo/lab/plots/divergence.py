@@ -83,7 +83,8 @@ def plot_reverse_kl_curves(curves: Mapping[tuple[str, int], Sequence[Records]]) 
         _sound_limits([(values[key], bool(diverged.any())) for *_, values, _, diverged in runs], linear)
         for key, _, linear in rows
     ]
-    limits[1] = (max(limits[1][0], -_LINEAR), limits[1][1])  # below zero a divergence is noise
+    if all(known for *_, known, _ in runs):
+        limits[1] = (max(limits[1][0], -_LINEAR), limits[1][1])  # below zero a divergence is noise
     for row, own_limits, (*_, linear) in zip(panels, limits, rows, strict=True):
         for axis in row:
             _symmetric_log(axis, linear)

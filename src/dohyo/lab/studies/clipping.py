@@ -11,7 +11,7 @@ from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.folder import Conclusion, Picture, Table
 from dohyo.lab.plots.nll import plot_clipping
-from dohyo.lab.studies.runs import SHARED_K, train_replicas
+from dohyo.lab.studies.runs import SHARED_K, train_replicas, without_place
 from dohyo.lab.studies.study import Advance, Cell, Row, Study, StudyConfig, save_picture
 from dohyo.lab.studies.verdicts import Contrast, all_below, listed
 from dohyo.lab.training.config import option
@@ -86,7 +86,7 @@ class Clipping(Study[ClippingConfig]):
         try:
             return train_replicas(self.run_of(name, options, folder), advance)
         except Diverged as error:
-            return {"diverged": str(error)}  # this is a result, too
+            return {"diverged": without_place(error, folder)}  # this is a result, too
 
     def _trained(self, cells: dict[str, Cell]) -> dict[str, Cell]:
         """The results of SUMO by norm, in order, without those that diverged."""

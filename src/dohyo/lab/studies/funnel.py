@@ -10,7 +10,7 @@ from dohyo.lab.folder import CONFIG, RESULT, WORK, Conclusion, Picture, Table, r
 from dohyo.lab.plots.densities import plot_density_comparison
 from dohyo.lab.plots.divergence import plot_reverse_kl_curves
 from dohyo.lab.studies.funnel_findings import NAMES, Findings
-from dohyo.lab.studies.runs import complete
+from dohyo.lab.studies.runs import complete, without_place
 from dohyo.lab.studies.study import Advance, Cell, Study, StudyConfig, save_picture
 from dohyo.lab.targets import Funnel as Target
 from dohyo.lab.training.config import ProgramName, option
@@ -105,7 +105,7 @@ class Funnel(Study[FunnelConfig]):
         try:
             result = complete(run, advance)
         except Diverged as error:  # to NaN between two checks; this is a result, too
-            lost = str(error)
+            lost = without_place(error, folder)
         curve = [{key: record[key] for key in _RECORDED} for record in read_records(folder)]
         if lost:
             if not curve:

@@ -33,6 +33,11 @@ def complete(run: Run[Any], advance: Advance) -> Cell:
     )
 
 
+def without_place(error: Exception, folder: Path) -> str:
+    """What happened, without the folder it was in: a study's files are kept elsewhere."""
+    return str(error).replace(f"{folder}/", "").replace(f" in {folder}", "")
+
+
 def given_or(given: Path | None, folder: Path, **options: Any) -> DensityRun:
     """The run in the folder `given`, or else one with these options in `folder`."""
     return DensityRun(folder, DensityConfig(**options)) if given is None else DensityRun.open(given)
