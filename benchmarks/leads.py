@@ -2,12 +2,17 @@
 
 Each row has the seeds of IWAE at the same cost, a sequence of K of its own with each, and is compared seed by seed. There the
 encoder is good, so that the NLL by IWAE with 500 terms is that of the model. Minutes for each run on one core.
+
+With `--after` all rows begin with the models that so many epochs of IWAE have trained; with a low `--rate` or a large `--batch`
+noise is averaged then, and a bias is not.
 """
 
 import argparse
+import copy
 import statistics
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ from dohyo.objectives.weighing import coefficients, safe_ratio
 from benchmarks.weights import environment, save
 
 TERMS = 500
+RATE = 2e-3
 
 
 @dataclass(frozen=True)
@@ -84,28 +90,48 @@ def rows(cost: int) -> dict[str, Any]:
     sumo, multilevel = dohyo.SUMO.at_cost(cost), dohyo.MultilevelRR.at_cost(cost)
     return {
         "IWAE": MaximumLikelihood(dohyo.IWAE(cost), "dreg"),
+        "IWAE at ten times the cost": MaximumLikelihood(dohyo.IWAE(10 * cost), "dreg"),  # what less bias can gain at all
         "SUMO, one K for the batch": MaximumLikelihood(sumo),
         "SUMO, one for each datum, clip-datum 3": MaximumLikelihood(sumo, k_draw="datum", clip_datum=3.0),
         "MultilevelRR, one for each datum, clip-datum 3": MaximumLikelihood(multilevel, k_draw="datum", clip_datum=3.0),
+        "MultilevelRR, stratified": MaximumLikelihood(multilevel, k_draw="stratified"),
+        "MultilevelRR, stratified, clip-datum 3": MaximumLikelihood(multilevel, k_draw="stratified", clip_datum=3.0),
         "MultilevelRR, stratified, only the correction clipped, at 1": Corrected(multilevel, k_draw="stratified"),
         "tuned again for the gradient's variance, stratified, clip-datum 3": Retuned(cost),
     }
 
 
-def trained(objective: Any, seed: int, epochs: int) -> dict[str, Any]:
-    """One run, and its NLL of test and training data."""
-    data, begin = load("digits").flat(), time.perf_counter()
-    torch.manual_seed(seed)
-    model = VAE(data=64, hidden=64, latent=16)
-    model.start_from(data.train)
+def train(model: VAE, objective: Any, seed: int, epochs: int, rate: float, batch: int = 100) -> dict[str, Any]:
+    """The last record."""
     clip = 20.0 if objective.estimator.depth_law.cap > 0 else 10.0
     config = LoopConfig(
-        epochs=epochs, optimiser="adam", learning_rate=2e-3, epsilon=1e-8, schedule="cosine", clip_decoder=clip,
-        clip_encoder=125.0, seed=seed, device="cpu",
+        epochs=epochs, optimiser="adam", learning_rate=rate, epsilon=1e-8, schedule="cosine", clip_decoder=clip,
+        clip_encoder=125.0, batch_size=batch, seed=seed, device="cpu",
     )  # fmt: skip
-    *_, last = fit(model, data, objective, config)
+    *_, last = fit(model, load("digits").flat(), objective, config)
+    return last
+
+
+@lru_cache(maxsize=1)
+def begun(cost: int, seed: int, after: int) -> VAE:
+    """A model after so many epochs of IWAE, or at its start."""
+    torch.manual_seed(seed)
+    model = VAE(data=64, hidden=64, latent=16)
+    model.start_from(load("digits").flat().train)
+    if after:
+        train(model, rows(cost)["IWAE"], seed, after, RATE)
+    return model
+
+
+def trained(objective: Any, cost: int, seed: int, epochs: int, rate: float, after: int, batch: int) -> dict[str, Any]:
+    """One run, and its NLL of test and training data."""
+    model = copy.deepcopy(begun(cost, seed, after))
+    begin = time.perf_counter()
+    torch.manual_seed(seed + after)
+    last = train(model, objective, seed + after, epochs, rate, batch)
     found = {"seed": seed, "seconds": time.perf_counter() - begin, "clipped_data": last["clipped_data"]}
     found |= {"estimators": objective.estimators[1:]} if isinstance(objective, Retuned) else {}
+    data = load("digits").flat()
     with torch.random.fork_rng():
         torch.manual_seed(123)
         images = {"train": data.train.bernoulli()[:500], "test": data.test.bernoulli()}
@@ -118,23 +144,31 @@ def main() -> None:
     parser.add_argument("--costs", type=int, nargs="+", default=[5, 15])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=500)
+    parser.add_argument("--rate", type=float, default=RATE, help="the learning rate, which falls by a cosine")
+    parser.add_argument("--batch", type=int, default=100, help="data in a step")
+    parser.add_argument("--after", type=int, default=0, help="epochs of IWAE before, at the default rate")
     parser.add_argument("--rows", nargs="+", default=list(rows(5)), help="names of rows; IWAE is the first")
     parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
     options = parser.parse_args()
-    config = environment() | {"epochs": options.epochs, "test_terms": TERMS, "model": "VAE 64-64-64-16"}
+    how = {"epochs": options.epochs, "rate": options.rate, "after": options.after, "batch": options.batch}
+    config = environment() | how | {"test_terms": TERMS, "model": "VAE 64-64-64-16"}
+    file = options.out / ("leads_digits_late.json" if options.after else "leads_digits.json")
     found: dict[str, Any] = {str(cost): {} for cost in options.costs}
     for seed in range(options.seeds):
         for cost in options.costs:
             for name in options.rows:
                 own = found[str(cost)].setdefault(name, {"runs": []})
-                own["runs"].append(trained(rows(cost)[name], seed, options.epochs))
-                less = [
-                    one["test"] - iwae["test"] for one, iwae in zip(own["runs"], found[str(cost)]["IWAE"]["runs"], strict=True)
-                ]
-                own["less_iwae"] = statistics.fmean(less)
-                own["stderr"] = statistics.stdev(less) / len(less) ** 0.5 if len(less) > 1 else None
-                print(f"cost {cost}, {name}, seed {seed}: {own['runs'][-1]['test']:.3f}, less IWAE {less[-1]:+.3f}", flush=True)
-                save(options.out / "leads_digits.json", {"config": config, "costs": found})
+                own["runs"].append(trained(rows(cost)[name], cost, seed, **how))
+                pairs = list(zip(own["runs"], found[str(cost)]["IWAE"]["runs"], strict=True))
+                less = {split: [one[split] - iwae[split] for one, iwae in pairs] for split in ("test", "train")}
+                for suffix, each in zip(("", "_train"), less.values(), strict=True):
+                    own[f"less_iwae{suffix}"] = statistics.fmean(each)
+                    own[f"stderr{suffix}"] = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else None
+                last = ", ".join(
+                    f"{split} {own['runs'][-1][split]:.3f}, less IWAE {each[-1]:+.3f}" for split, each in less.items()
+                )
+                print(f"cost {cost}, {name}, seed {seed}: {last}", flush=True)
+                save(file, {"config": config, "costs": found})
 
 
 if __name__ == "__main__":

@@ -80,6 +80,35 @@ def chain_encoders(content: dict[str, Any]) -> Grid:
     return grid("", ["phi follows", "NLL, annealed", "by IWAE-500", "less the default's", "k-hat above 0.7", "seconds"], rows)
 
 
+def noise_and_bias(content: dict[str, Any]) -> Grid:
+    """From how many data on an unbiased gradient is nearer the truth, after each number of epochs."""
+    names = ("SymmetricSUMO", "MultilevelRR", "tuned")
+    rows = []
+    for epochs, found in content["epochs"].items():
+        size = found["images_seen"] / int(epochs)
+        for cost, own in found["costs"].items():
+            bias = f"{own['squared_bias']:.2g} ± {own['squared_bias_stderr']:.1g}"
+            noise = own["unbiased"]["MultilevelRR"]["variance"] / own["iwae_variance"]
+            least = [own["unbiased"][name]["ahead_from"] for name in names]
+            shown = [f"{float(f'{n:.2g}'):,.0f}" if n else None for n in least]
+            rows.append([epochs, cost, bias, f"{noise:.1f}", *shown, f"{least[1] / size:.0f}" if least[1] else None])
+    columns = ["epochs", "cost", "squared bias", "variance, MultilevelRR / IWAE", *names, "MultilevelRR, in epochs"]
+    return grid("", columns, rows)
+
+
+def leads_late(results: Path) -> Grid:
+    """The differences from IWAE of rows that begin with models that IWAE has trained."""
+    rows = []
+    for file, how in (("leads_digits_late", "low rate"), ("leads_digits_late_whole", "all images in each step")):
+        content = json.loads((results / f"{file}.json").read_text(encoding="utf-8"))
+        for cost, found in content["costs"].items():
+            for name, own in found.items():
+                if name != "IWAE":
+                    less = (f"{own[f'less_iwae{s}']:+.3f} ± {own[f'stderr{s}']:.3f}" for s in ("", "_train"))
+                    rows.append([how, cost, name, len(own["runs"]), *less])
+    return grid("", ["how", "cost", "row", "seeds", "test NLL less IWAE's", "training NLL less IWAE's"], rows)
+
+
 def mnist_20(content: dict[str, Any]) -> Grid:
     rows = [
         [_options(run["options"]), f"{run['test_nll']:.2f}", f"{run['clipped_steps_decoder']:.0%}", f"{run['clipped_data']:.0%}"]
@@ -120,6 +149,7 @@ TABLES = {
     "gpu_step": gpu_step,
     "gpu_chains": gpu_chains,
     "chain_encoders": chain_encoders,
+    "noise_and_bias_digits": noise_and_bias,
     "mnist_20_epochs": mnist_20,
     "mnist_300_epochs": mnist_300,
     "mnist_cost_5": mnist_cost_5,
@@ -139,6 +169,7 @@ def made_at_full_length() -> dict[str, Callable[[], str]]:
         "encoder": lambda: better_model.encoder(full_length.read(results)),
         "missing": lambda: better_model.missing(full_length.read(results)),
         "chains": lambda: better_model.chains(results),
+        "leads_late": lambda: table(leads_late(results)),
         "unbiased": lambda: table(full_length.unbiased(results)),
         "full_length": lambda: table(full_length.table(full_length.read(results))),
         "full_length_verdicts": lambda: table(full_length.verdicts(full_length.read(results))),
