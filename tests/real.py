@@ -190,7 +190,7 @@ def kill_until_done(first: list[str], again: list[str], folder: Path, name: str,
                 if len(read_records(folder / name)) > known:
                     break
                 time.sleep(0.01)
-            process.join(generator.uniform(0, 0.3) if kills < most else 120)
+            process.join(generator.uniform(0, 0.1) if kills < most else 120)  # an epoch may take 0.05 s
             if process.is_alive():
                 process.kill()
                 process.join()
