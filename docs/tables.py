@@ -1,8 +1,8 @@
 """Make the tables of results in README.md and the docs anew from results/NAME/study.json, and from the files named below.
 
 `full_length`, `full_length_verdicts` and `full_length_conclusions` are the paper's table 1 from all that was trained at full
-length, `unbiased` its differences, with those of shorter runs. `answer`, `pooled`, `encoder`, `missing` and `chains` are made by
-docs/better_model.py.
+length, `unbiased` its differences, with those of shorter runs, `leads_late` those of rows that begin where IWAE
+ended. `answer`, `pooled`, `encoder`, `missing` and `chains` are made by docs/better_model.py.
 
     python docs/tables.py            # writes them
     python docs/tables.py --check    # says which are not as the results are, and writes nothing
