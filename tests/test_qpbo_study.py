@@ -2,13 +2,16 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dohyo.lab.folder import read_records
 from dohyo.lab.studies.qpbo import Policies
 from dohyo.lab.studies.qpbo_findings import NAMES, Findings
+from dohyo.lab.studies.study import reproduce
 from real import command, finished, killed_when, picture
 
 LIMIT = 100 * math.log(2)
@@ -145,6 +148,20 @@ def test_the_smoke_preset(killed: tuple[Path, dict[str, bytes], str]) -> None:
     for each in report["pictures"]:
         assert list(picture(folder / each["file"])["runs"]) == ["latent, SUMO", "latent, IWAE"]
         assert (folder / each["file"]).with_suffix(".svg").exists()
+
+
+def test_more_seconds_go_on_with_the_runs(killed: tuple[Path, dict[str, bytes], str], tmp_path: Path) -> None:
+    folder = shutil.copytree(killed[0], tmp_path / "q")
+    before = json.loads((folder / "study.json").read_text())["cells"]["iwae_012_plain_0"]
+    study = Policies.at("smoke", seconds=(0.4,), device="cpu")
+    report = reproduce(study, folder, only=["iwae_012_plain_0"])
+    assert report["cells_done"] == 1  # the others are shorter
+    after = report["cells"]["iwae_012_plain_0"]
+    assert after["options"] == {**before["options"], "seconds": 0.4}
+    assert after["result"]["steps"] > before["result"]["steps"]
+    assert after["result"]["seconds"] >= 0.4
+    steps = [record["step"] for record in read_records(folder / "work/iwae_012_plain_0")]
+    assert steps == list(range(10, after["result"]["steps"] + 1, 10))  # none was made again
 
 
 def test_the_study_trains_every_policy_once(tmp_path: Path) -> None:

@@ -132,6 +132,19 @@ def test_cells_can_be_picked_and_the_report_tells_of_all(tmp_path: Path) -> None
     assert reproduce(Squares.at("paper"), tmp_path, only=["n_8"])["cells_done"] == 3
 
 
+def test_cells_that_were_made_shorter_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = reproduce(Squares.at("small"), tmp_path, only=["n_1", "n_2"])["cells"]
+    monkeypatch.setattr(Squares, "lengths", ("power",))
+    after = reproduce(Squares.at("small", power=3.0), tmp_path, only=["n_2", "n_3"])
+    assert {name: cell["result"]["square"] for name, cell in after["cells"].items()} == {"n_2": 8, "n_3": 27}  # n_1 is too short
+    assert after["cells"]["n_2"]["seconds"] > before["n_2"]["seconds"]
+    assert times_done(tmp_path) == {"n_1": 1, "n_2": 2, "n_3": 1}
+    with pytest.raises(ValueError, match=r"n_2.json: was made with power 3.0, and 2.0 is wanted now"):
+        reproduce(Squares.at("small"), tmp_path)
+    assert list(reproduce(Squares.at("small", power=3.0), tmp_path)["cells"]) == ["n_0", "n_1", "n_2", "n_3"]
+    assert times_done(tmp_path) == {"n_0": 1, "n_1": 2, "n_2": 2, "n_3": 1}
+
+
 def test_study_json_alone_is_enough_to_go_on(tmp_path: Path) -> None:
     before = reproduce(Squares.at("small"), tmp_path, only=["n_1", "n_2"])
     shutil.rmtree(tmp_path / "cells")

@@ -1,7 +1,7 @@
 """The cells that a study's folder holds, which a stranger may have written."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ def read_study(folder: Path, study: str) -> Values:
     return report
 
 
+def read_cell(path: Path) -> Values:
+    """What the file of a cell holds."""
+    return _read(path, _CELL_KINDS)
+
+
 def restore_cells(folder: Path, study: str) -> None:
     """The cells of a study that was kept without them: study.json holds them too."""
     if (folder / STUDY).exists() and not (folder / CELLS).exists():
@@ -41,8 +46,12 @@ def restore_cells(folder: Path, study: str) -> None:
                 write_json(temporary / f"{name}.json", cell)
 
 
-def done_cells(folder: Path, study: str, cells: dict[str, Values]) -> dict[str, Values]:
-    """The cells that the folder holds; a DohyoError if they are of another study, or were made with other options."""
+def done_cells(folder: Path, study: str, cells: dict[str, Values], lengths: Collection[str] = ()) -> dict[str, Values]:
+    """The cells that the folder holds; a DohyoError if they are of another study, or were made with other options.
+
+    Args:
+        lengths: Options that may grow: a cell that was made with less of one is not done yet.
+    """
     kept: dict[str, Values] = {}
     for place in (folder, folder / CELLS, folder / WORK):
         check_places(place, of_folders=place.name == WORK)
@@ -50,14 +59,17 @@ def done_cells(folder: Path, study: str, cells: dict[str, Values]) -> dict[str, 
         report = read_study(folder, study)
         kept = report["cells"] if not (folder / CELLS).exists() else {}
     paths = {name: folder / CELLS / f"{name}.json" for name in cells}
-    done = {name: kept[name] if name in kept else _read(path, _CELL_KINDS) for name, path in paths.items()
+    done = {name: kept[name] if name in kept else read_cell(path) for name, path in paths.items()
             if name in kept or path.exists()}  # fmt: skip
+    short = set()
     for name, cell in done.items():
         before, options = cell["options"], cells[name]
         for key in {**before, **options}:
-            if before.get(key) != options.get(key):
+            if key in lengths and isinstance(before.get(key), int | float) and before[key] < options[key]:
+                short.add(name)
+            elif before.get(key) != options.get(key):
                 raise DohyoError(
                     f"{paths[name]}: was made with {key} {before.get(key)!r}, and {options.get(key)!r} is wanted now; choose "
                     "another --out, give the options that it was made with, or remove that file to do the cell again"
                 )
-    return done
+    return {name: cell for name, cell in done.items() if name not in short}

@@ -36,7 +36,9 @@ class PoliciesConfig(StudyConfig):
     policies: tuple[PolicyName, ...] = option(("sumo", "iwae", "independent", "nade", "gru"), "sumo and iwae are both latent.")
     replicas: int = option(3, "Runs of each policy, with seeds of their own, on one and the same problem.")
     sizes: tuple[int, ...] = option((100, 500), "The variables of each random problem, from few to many.")
-    seconds: tuple[float, ...] = option((600.0, 3600.0), "How long every policy is trained on each of these, at most.")
+    seconds: tuple[float, ...] = option(
+        (600.0, 3600.0), "How long every policy is trained on each of these, at most; with more than before, runs go on."
+    )
     patience: float | None = option(
         0.5,
         "A policy's training ends earlier once its best reward has not risen for this share of its steps; null for never.",
@@ -78,6 +80,7 @@ class Policies(Study[PoliciesConfig]):
         "paper": PoliciesConfig(),
     }
     picks = ("policy", "variables", "entropy")
+    lengths = ("seconds",)
 
     def cells(self) -> dict[str, Cell]:
         """The policies take turns: a busy machine slows all of them."""

@@ -22,7 +22,8 @@ SHARED_K = (
 def complete(run: Run[Any], advance: Advance) -> Cell:
     """The result of a run, which is finished first if it is not yet; a DohyoError if its folder holds another run."""
     if (run.folder / CONFIG).exists():
-        free = [key for key in ("device", "program", "init_from") if hasattr(run.config, key)]  # the study may have been moved
+        moved, longer = ("device", "program", "init_from"), ("max_seconds",)  # what may have become of the study since
+        free = [key for key in moved + longer if hasattr(run.config, key)]
         before = type(run).open(run.folder).config
         if dataclasses.replace(before, **{key: getattr(run.config, key) for key in free}) != run.config:
             raise DohyoError(f"{run.folder} holds a run with another config; remove that folder, or choose another --out")

@@ -19,7 +19,7 @@ from dohyo.files import plain, remove_leftovers
 from dohyo.lab.experiments.run import Run
 from dohyo.lab.folder import CELLS, LOCK, SCHEMA_VERSION, STUDY, WORK, Conclusion, Picture, Table, as_values, versions, write_json
 from dohyo.lab.plots.picture import write_picture
-from dohyo.lab.studies.kept import done_cells, read_study, restore_cells
+from dohyo.lab.studies.kept import done_cells, read_cell, read_study, restore_cells
 from dohyo.lab.training.config import Device, Options, option
 from dohyo.lab.training.processes import Busy, locked
 from dohyo.names import check_choices, named
@@ -67,6 +67,7 @@ class Study(ABC, Generic[C]):
         question: What is asked, in two or three plain sentences.
         SCALES: The config at each scale: smoke for tests, small for minutes, paper for the full size.
         picks: Keys of the cells' options by which the command line may pick cells; none may be a key of the config.
+        lengths: Those that say how long a cell trains: where more is wanted than a cell was made with, it is gone on with.
     """
 
     name: ClassVar[str]
@@ -74,6 +75,7 @@ class Study(ABC, Generic[C]):
     question: ClassVar[str]
     SCALES: ClassVar[Mapping[str, Any]]
     picks: ClassVar[tuple[str, ...]] = ()
+    lengths: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: C, scale: str = "small") -> None:
         self.config, self.scale = config, scale
@@ -160,7 +162,7 @@ class Reproduction:
     def __init__(self, study: Study[Any], folder: Path, only: Iterable[str] | None = None) -> None:
         self.study, self.folder, self.cells = study, folder, _plain_cells(study)
         self.wanted = list(self.cells) if only is None else list(only)
-        self.done = done_cells(folder, study.name, self.cells)
+        self.done = done_cells(folder, study.name, self.cells, study.lengths)
         for seed in study.seeds:  # those of replicas, too
             check_seed("seed", seed)
         for name in self.wanted:
@@ -183,7 +185,7 @@ class Reproduction:
         """From the files in the folder, so that several processes may do cells of one study at a time."""
         study, folder = self.study, self.folder
         remove_leftovers(folder)
-        done = done_cells(folder, study.name, self.cells)
+        done = done_cells(folder, study.name, self.cells, study.lengths)
         results = {name: cell["result"] for name, cell in done.items()}
         pictures = read_study(folder, study.name)["pictures"] if (folder / STUDY).exists() else []
         wrong = f"{folder / CELLS}: what some cells hold does not fit the study ({{}}); remove those that dohyo did not write"
@@ -217,10 +219,11 @@ def do_cell(study: Study[Any], name: str, folder: Path, advance: Advance) -> boo
     try:
         with locked(path.with_name(f".{name}.lock")):
             remove_leftovers(path.parent, path.name)
-            if not path.exists():
+            if name not in done_cells(folder, study.name, {name: options}, study.lengths):
+                before = read_cell(path)["seconds"] if path.exists() else 0.0  # of a shorter training, which goes on
                 begun = time.monotonic()
                 result = study.run_cell(name, options, folder / WORK / name, advance)
-                write_json(path, {"options": options, "result": result, "seconds": time.monotonic() - begun})
+                write_json(path, {"options": options, "result": result, "seconds": before + time.monotonic() - begun})
     except Busy:
         return False
     return True
