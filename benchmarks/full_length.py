@@ -67,6 +67,10 @@ def cell(folder: Path) -> Values:
             found["epochs"] += before
         wanted = [r for r in records if r["epoch"] == 1 or r["epoch"] % EVERY == 0 or r is records[-1]]
         curves.append([{key: value for key, value in r.items() if key not in ("program", "step", "seconds")} for r in wanted])
+    if first:
+        result["stages"] = [
+            {key: (one.result or {})[key] for key in ("epochs", "decoder_passes", "seconds")} for one in (first, run)
+        ]
     config = yaml.safe_load((run.folder / CONFIG).read_text(encoding="utf-8"))
     config["epochs"] += before
     return {"config": config, "result": result, "curves": curves}

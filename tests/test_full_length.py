@@ -175,6 +175,7 @@ def test_a_cell_in_two_stages_is_as_long_as_both(tmp_path: Path) -> None:
     run = json.loads(out.read_text())["runs"]["chains"]
     assert (run["config"]["epochs"], [one["epochs"] for one in run["result"]["replicas"]]) == (4, [4, 4])
     assert [[record["epoch"] for record in curve] for curve in run["curves"]] == [[1, 4], [1, 4]]
+    assert [stage["epochs"] for stage in run["result"]["stages"]] == [3, 1]
     for one in run["result"]["replicas"]:
         assert one["ended"] == "4 epochs, the study's limit"
 
