@@ -127,8 +127,8 @@ def test_the_standard_normal_in_fewer_operations_is_torchs_own() -> None:
 def test_bits_in_fewer_operations_are_torchs_own() -> None:
     """To rounding, with their gradient, also where they are nearly certain."""
     torch.manual_seed(0)
-    logits = torch.cat([torch.randn(50, 7), 60 * torch.randn(50, 7)]).double().requires_grad_()
-    seen, weight = torch.rand(100, 7).double(), torch.randn(100).double()
+    logits = torch.cat([torch.randn(50, 150), 60 * torch.randn(50, 150)]).double().requires_grad_()
+    seen, weight = torch.rand(100, 150).double(), torch.randn(100).double()
     torchs = Independent(Bernoulli(logits=logits, validate_args=False), 1, validate_args=False)
     wanted = torchs.log_prob(seen)
     (slope,) = torch.autograd.grad((weight * wanted).sum(), logits, create_graph=True)
@@ -146,7 +146,7 @@ def test_bits_in_fewer_operations_are_torchs_own() -> None:
     few = bernoulli(logits[:5])
     assert torch.equal(few.log_prob(seen[:1]), few.log_prob(seen[:1].expand(5, -1)))
     assert bernoulli(logits[0]).log_prob(seen).shape == (100,)  # more data than densities
-    assert few.sample().shape == (5, 7)
+    assert few.sample().shape == (5, 150)
 
 
 def test_bits_by_forward_derivatives() -> None:

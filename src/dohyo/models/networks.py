@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from dohyo.names import named
 # above it, one bad step of the encoder would overflow. No trained model comes near either end.
 LOG_SCALE_LIMIT = 9.0
 _LARGE = 40.0  # a logit l above which log(1 + e^l) is l to the last bit
+_FACTORS = 64  # of 0.5 to 1, whose product float32 holds
 LEAST_SCALE = 1e-3  # of the Gaussian likelihood, as a share of each dimension's own standard deviation
 
 
@@ -58,13 +60,17 @@ class _Bits(Independent):  # type: ignore[type-arg]
 
 
 class _LogBits(torch.autograd.Function):
-    """The same in place: fewer tables as large as the data are made and kept, which on a CPU takes less time too."""
+    """The same in place and with few logarithms: less memory, and on a CPU half of the time."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, value: Tensor) -> Tensor:
         ctx.save_for_backward(logits, value)
         ctx.save_for_forward(logits, value)
-        return softplus(logits, threshold=_LARGE).addcmul_(logits, value, value=-1).sum(-1).neg_()
+        likely = logits.abs().sigmoid_()  # log(1 + e^l) = max(l, 0) - log sigmoid(|l|), and a product needs one logarithm
+        rest = likely.shape[-1] % _FACTORS
+        whole, last = likely.split([likely.shape[-1] - rest, rest], -1)
+        log_p = whole.unflatten(-1, (-1, _FACTORS)).prod(-1).log_().sum(-1).add_(last.prod(-1).log_())
+        return log_p.sub_(torch.clamp(logits, min=0, out=likely).addcmul_(logits, value, value=-1).sum(-1))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
@@ -77,7 +83,11 @@ class _LogBits(torch.autograd.Function):
         logits, value = ctx.saved_tensors
         again = torch.is_grad_enabled()  # to be differentiated once more
         excess = logits.sigmoid() - value if again else logits.sigmoid().sub_(value)
-        return excess * -gradients[0][..., None], None  # not in place: many gradients may be asked for at once
+        gradient = -gradients[0][..., None]
+        if not again:
+            with suppress(RuntimeError):  # many gradients are asked for at once
+                return excess.mul_(gradient), None
+        return excess * gradient, None
 
 
 def standard_normal(size: int, like: nn.Module) -> Distribution:
