@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ from dohyo.lab.experiments.density_config import DensityConfig, begin_with
 from dohyo.lab.fast.captured import traced
 from dohyo.lab.fast.trial import stack
 from dohyo.lab.folder import read_records
+from dohyo.lab.training.config import Progress
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import OnLoader, _due, sized, tune_chains
+from dohyo.lab.training.tasks import OnData, OnLoader, _due, sized, tune_chains
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 from real import same_run
@@ -119,6 +121,29 @@ def test_constants_fit_the_checkpoint_also_if_tuning_gained_nothing(monkeypatch:
     assert made.step.shape == (3, 4)
     assert made.widening.shape == (4,)
     made.load_state_dict(through(data=64, hidden=16, latent=4).state_dict())
+
+
+def test_after_chains_were_lost_they_are_tuned_again() -> None:
+    """Before an epoch in which they would not be; a resumed run knows it, too."""
+
+    def tuned(task: OnData) -> bool:
+        made = through(data=64, hidden=16, latent=4)
+        before = made.step.clone()
+        task.prepare(SimpleNamespace(model=made, progress=Progress(epoch=3)), teams.config(0))
+        return not torch.equal(made.step, before)
+
+    for lost in (0.0, 0.01):
+        task, resumed = OnData(DATA), OnData(DATA)
+        task.begin_check(through(data=64, hidden=16, latent=4), {"lost_chains": lost}, teams.config(0), launch("cpu"))
+        resumed.load_state_dict(task.state_dict())
+        assert [tuned(task), tuned(resumed)] == [lost > 0, lost > 0]
+
+
+def test_a_run_that_lost_its_chains_says_so(tmp_path: Path) -> None:
+    config = DensityConfig(anneal=4, cost=2, epochs=1, optimiser="adam", learning_rate=1e3, **SMALL)
+    warnings = DensityRun(tmp_path / "run", config).train(launch("cpu"))["warnings"]
+    assert "of the chains were lost in the last epoch: lower the learning rate" in warnings[0]
+    assert "the parameters are those before training" in warnings[1]
 
 
 def test_constants_live_where_the_model_does() -> None:

@@ -1,7 +1,9 @@
 """What pyproject.toml asks for is what the code imports, and the command says what is missing."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -68,3 +70,20 @@ def test_the_command_says_what_to_install(
     out, error = capsys.readouterr()
     assert out == ""
     assert error == f"dohyo: error: the command needs {missing}; install with: pip install 'dohyo[cli]'\n"
+
+
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "active"}])
+def test_the_command_lets_idle_threads_sleep(own: dict[str, str]) -> None:
+    """Unless told otherwise; it says so before torch is loaded, which reads it then."""
+    script = """
+import os, sys, dohyo_command
+loaded, sys.argv = "torch" in sys.modules, ["dohyo", "--version"]
+try:
+    dohyo_command.main()
+finally:
+    print(loaded, os.environ["OMP_WAIT_POLICY"], "torch" in sys.modules)
+"""
+    outside = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", script], env=outside | own, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["dohyo", dohyo.__version__, "False", own.get("OMP_WAIT_POLICY", "passive"), "True"]
+    assert PROJECT["scripts"] == {"dohyo": "dohyo_command:main"}
