@@ -69,7 +69,8 @@ def cell(folder: Path) -> Values:
         curves.append([{key: value for key, value in r.items() if key not in ("program", "step", "seconds")} for r in wanted])
     if first:
         result["stages"] = [
-            {key: (one.result or {})[key] for key in ("epochs", "decoder_passes", "seconds")} for one in (first, run)
+            {key: one[key] for key in ("epochs", "decoder_passes", "seconds")}
+            for one in (first.result or {}, run.result or result)
         ]
     config = yaml.safe_load((run.folder / CONFIG).read_text(encoding="utf-8"))
     config["epochs"] += before

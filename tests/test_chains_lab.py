@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from dohyo.lab.experiments.density_config import DensityConfig, begin_with
 from dohyo.lab.fast.captured import traced
 from dohyo.lab.fast.trial import stack
 from dohyo.lab.folder import read_records
-from dohyo.lab.training.config import Progress
+from dohyo.lab.training.loop import Training
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
 from dohyo.lab.training.tasks import OnData, OnLoader, _due, sized, tune_chains
@@ -123,26 +122,30 @@ def test_constants_fit_the_checkpoint_also_if_tuning_gained_nothing(monkeypatch:
     made.load_state_dict(through(data=64, hidden=16, latent=4).state_dict())
 
 
-def test_after_chains_were_lost_they_are_tuned_again() -> None:
-    """Before an epoch in which they would not be; a resumed run knows it, too."""
+def test_after_chains_were_lost_they_are_tuned_again(tmp_path: Path) -> None:
+    """Before an epoch in which they would not be; each run knows it of itself, and a resumed one from its checkpoint."""
 
-    def tuned(task: OnData) -> bool:
-        made = through(data=64, hidden=16, latent=4)
-        before = made.step.clone()
-        task.prepare(SimpleNamespace(model=made, progress=Progress(epoch=3)), teams.config(0))
-        return not torch.equal(made.step, before)
+    def training(folder: Path) -> Training:
+        return Training(through(data=64, hidden=16, latent=4), task, CHAINS[0], teams.config(0, epochs=9), folder, launch("cpu"))
 
-    for lost in (0.0, 0.01):
-        task, resumed = OnData(DATA), OnData(DATA)
-        task.begin_check(through(data=64, hidden=16, latent=4), {"lost_chains": lost}, teams.config(0), launch("cpu"))
-        resumed.load_state_dict(task.state_dict())
-        assert [tuned(task), tuned(resumed)] == [lost > 0, lost > 0]
+    task = OnData(DATA)  # which replicas share
+    for lost in (0.01, 0.0):
+        runs = {share: training(tmp_path / f"{share}_{lost}") for share in (lost, 0.0)}
+        for share, run in runs.items():
+            run.count_epoch({"lost_chains": share, "score": 1.0}, 0.0, 0.0)
+        runs[lost].save()
+        runs[lost].close()
+        for run in (runs[lost], training(runs[lost].folder or tmp_path)):
+            run.state.progress.epoch = 3
+            before = run.state.model.step.clone()
+            task.prepare(run.state, run.config)
+            assert torch.equal(run.state.model.step, before) == (lost == 0)
 
 
 def test_a_run_that_lost_its_chains_says_so(tmp_path: Path) -> None:
     config = DensityConfig(anneal=4, cost=2, epochs=1, optimiser="adam", learning_rate=1e3, **SMALL)
     warnings = DensityRun(tmp_path / "run", config).train(launch("cpu"))["warnings"]
-    assert "of the chains were lost in the last epoch: lower the learning rate" in warnings[0]
+    assert "chains for each datum were lost: lower the learning rate" in warnings[0]
     assert "the parameters are those before training" in warnings[1]
 
 

@@ -147,6 +147,8 @@ def test_bits_in_fewer_operations_are_torchs_own() -> None:
     assert torch.equal(few.log_prob(seen[:1]), few.log_prob(seen[:1].expand(5, -1)))
     assert bernoulli(logits[0]).log_prob(seen).shape == (100,)  # more data than densities
     assert few.sample().shape == (5, 150)
+    for bits in (7, 784):  # the second as products, which single precision must hold
+        assert bernoulli(torch.zeros(1, bits)).log_prob(torch.ones(bits)).item() == pytest.approx(-bits * math.log(2), rel=1e-6)
 
 
 def test_bits_by_forward_derivatives() -> None:

@@ -87,7 +87,7 @@ def test_what_is_in_them(built: tuple[Path, Path]) -> None:
     assert {"dohyo/py.typed", "dohyo/lab/data/digits.npz", "dohyo/lab/report/templates/page.html"} <= wanted
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     assert wanted <= in_wheel
-    assert {name.split("/")[0] for name in in_wheel} == {"dohyo", f"dohyo-{dohyo.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in in_wheel} == {"dohyo", "dohyo_command.py", f"dohyo-{dohyo.__version__}.dist-info"}
     with tarfile.open(source) as archive:
         in_source = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"src/{name}" for name in wanted} | {"pyproject.toml", "README.md", "LICENSE"} <= in_source

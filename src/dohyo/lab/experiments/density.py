@@ -129,12 +129,13 @@ class DensityRun(ReplicatedRun[DensityConfig]):
             "warnings": [*(self._unsound(records[-1], numbers["best_epoch"]) if records else []), *test.warnings],
         }
 
-    def _unsound(self, last: dict[str, Any], best_epoch: int) -> list[str]:
+    @staticmethod
+    def _unsound(last: dict[str, Any], best_epoch: int) -> list[str]:
         """What to know of the training besides its numbers, from its last record."""
-        share = last.get("lost_chains", 0.0) / self.config.objective().estimator.expected_cost
-        lost = f"{share:.1%} of the chains were lost in the last epoch: lower the learning rate, or take fewer leapfrogs"
+        each = last.get("lost_chains", 0.0)
+        lost = f"in the last epoch {each:.2g} chains for each datum were lost: lower the learning rate, or take fewer leapfrogs"
         begun = "no epoch had a finite validation NLL, so that the parameters are those before training: lower the learning rate"
-        return [*not_captured(last), *([lost] if share > 0 else []), *([] if best_epoch else [begun])]
+        return [*not_captured(last), *([lost] if each > 0 else []), *([] if best_epoch else [begun])]
 
     def _test_average(self, fabric: Fabric, test_by: Callable[[nn.Module, int], Evaluation]) -> dict[str, Any]:
         """What the result says of the averaged parameters; the model keeps its best ones."""

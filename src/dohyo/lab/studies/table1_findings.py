@@ -71,7 +71,11 @@ class Findings:
             *self._lower("Later unbiased estimators have a lower NLL than SUMO", ["symmetric-sumo", "multilevel-rr"], "sumo"),
             *self._lower("Our recipe gives IWAE a lower test NLL than the paper's", ["iwae-ours"], "iwae-dreg"),
             *self._lower("By our recipe SUMO's models have a lower test NLL than IWAE's", ["sumo-ours"], "iwae-ours"),
-            *self._lower("By our recipe chains in the last quarter give a lower test NLL than IWAE", ["chains"], "iwae-ours"),
+            *self._lower(
+                "Chains in the last quarter, at rates of their own, give a lower test NLL than IWAE by our recipe",
+                ["chains"],
+                "iwae-ours",
+            ),
             *([*self._as_published(), *self._best_published()] if published else []),
         ]
 

@@ -214,6 +214,7 @@ class Training:
         progress = self.state.progress
         progress.step_seconds += step_seconds
         self.state.after_epoch(record.pop("score", None), self.config)
+        self.state.lost = record.get("lost_chains", 0.0) > 0
         progress.stopped = record.pop("stop", False)
         progress.seconds += seconds
         record = {"epoch": progress.epoch, "step": progress.step, **record, "seconds": progress.seconds}

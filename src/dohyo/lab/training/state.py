@@ -36,6 +36,7 @@ class State:
     noise: torch.Generator | None = None  # else, with the same numbers, torch's global one, which each process seeds for itself
     average: AveragedModel | None = None  # the parameters averaged over epochs, if wanted
     progress: Progress = field(default_factory=Progress)
+    lost: bool = False  # whether chains were lost in the last epoch
 
     def __post_init__(self) -> None:
         self.theta, self.phi = split(self.model)
@@ -105,6 +106,7 @@ class State:
             "order": self.order.get_state(),
             "noise": gather(fabric, noise),
             "numbers": dataclasses.asdict(self.progress),
+            "lost": self.lost,
         }
         if fabric.is_global_zero:
             try:
@@ -143,7 +145,7 @@ class State:
                 if isinstance(moment, Tensor) and moment.dim() and moment.shape != parameter.shape:
                     raise DohyoError(f"{name} of the optimiser is {tuple(moment.shape)}, its parameter {tuple(parameter.shape)}")
                 moments[name] = moment.clone() if isinstance(moment, Tensor) else moment  # a stranger's may overlap
-        self.best = checkpoint["best"]
+        self.best, self.lost = checkpoint["best"], bool(checkpoint.get("lost"))  # older ones lack it
         self.order.set_state(checkpoint["order"])
         noise = checkpoint["noise"][fabric.global_rank]
         self.depth.set_state(noise["depth"])

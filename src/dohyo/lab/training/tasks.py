@@ -112,7 +112,6 @@ class OnData(Task[LoopConfig]):
 
     def __init__(self, data: Data) -> None:
         self.data = data
-        self.lost = False  # whether chains were lost in the last epoch
 
     def begin(self, fabric: Fabric, config: LoopConfig) -> None:
         train, valid = len(self.data.train), len(self.data.valid)
@@ -122,7 +121,7 @@ class OnData(Task[LoopConfig]):
 
     def prepare(self, state: Any, config: LoopConfig) -> None:
         epoch = state.progress.epoch
-        if isinstance(state.model, Annealed) and (_due(epoch) or self.lost):
+        if isinstance(state.model, Annealed) and (_due(epoch) or state.lost):
             with isolated(state.model, config.seed + epoch):
                 pilot = self.pilot()
             tune_chains(state.model, pilot, config.seed + epoch, first=epoch == 0)
@@ -140,15 +139,8 @@ class OnData(Task[LoopConfig]):
         return self.data.train_batch(index)
 
     def begin_check(self, model: nn.Module, record: Record, config: LoopConfig, fabric: Fabric) -> Callable[[], Record]:
-        self.lost = record.get("lost_chains", 0.0) > 0
         nll = validation_nll(model, self.data.valid, config, fabric)
         return lambda: dict.fromkeys(("valid_nll", "score"), nll())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"lost": self.lost}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.lost = bool(state.get("lost"))  # older checkpoints lack it
 
 
 class OnDraws(Task[Any]):
