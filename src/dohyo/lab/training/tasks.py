@@ -259,7 +259,8 @@ def sized(model: Annealed, x: Tensor) -> Constants:
 
 
 def _due(epoch: int) -> bool:
-    """Whether chains are tuned before this epoch: the more slowly the model changes, the more rarely."""
+    """Whether chains are tuned before this epoch: the more slowly the model changes, the more rarely. On the digits that was as
+    good as before every epoch, in two thirds of the time."""
     return epoch & (epoch - 1) == 0  # 0 and the powers of two
 
 
