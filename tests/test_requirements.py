@@ -72,8 +72,8 @@ def test_the_command_says_what_to_install(
     assert error == f"dohyo: error: the command needs {missing}; install with: pip install 'dohyo[cli]'\n"
 
 
-@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "active"}])
-def test_the_command_lets_idle_threads_sleep(own: dict[str, str]) -> None:
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}], ids=str)
+def test_the_command_lets_waiting_threads_sleep(own: dict[str, str]) -> None:
     """Unless told otherwise; it says so before torch is loaded, which reads it then."""
     script = """
 import os, sys, dohyo_command
@@ -81,9 +81,10 @@ loaded, sys.argv = "torch" in sys.modules, ["dohyo", "--version"]
 try:
     dohyo_command.main()
 finally:
-    print(loaded, os.environ["OMP_WAIT_POLICY"], "torch" in sys.modules)
+    print(loaded, os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)
 """
-    outside = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    outside = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     done = subprocess.run([sys.executable, "-c", script], env=outside | own, capture_output=True, text=True, timeout=100)
-    assert done.stdout.split() == ["dohyo", dohyo.__version__, "False", own.get("OMP_WAIT_POLICY", "passive"), "True"]
+    wanted = str(own.get("GOMP_SPINCOUNT")) if own else "10000"
+    assert done.stdout.split() == ["dohyo", dohyo.__version__, "False", wanted, "True"]
     assert PROJECT["scripts"] == {"dohyo": "dohyo_command:main"}
