@@ -27,6 +27,7 @@ SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]
 RowName = Literal[
     "iwae-5", "iwae-15", "iwae-50", "sumo-15", "chains-4x4", "chains-2x8",
     "iwae-5-then-iwae-50", "iwae-5-then-chains-4x4", "iwae-5-then-chains-2x8", "iwae-5-then-chains-8x8",
+    "iwae-5-then-chains-1x16", "iwae-5-then-chains-8x2",
 ]  # fmt: skip
 FOLLOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "iwae-5": ("IWAE-5", {"estimator": "iwae", "cost": 5}),
@@ -36,6 +37,8 @@ FOLLOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "chains-4x4": ("4 chains of 4", {"estimator": "iwae", "cost": 4, "anneal": 4}),
     "chains-2x8": ("2 chains of 8", {"estimator": "iwae", "cost": 2, "anneal": 8}),
     "chains-8x8": ("8 chains of 8", {"estimator": "iwae", "cost": 8, "anneal": 8}),
+    "chains-1x16": ("1 chain of 16", {"estimator": "iwae", "cost": 1, "anneal": 16}),
+    "chains-8x2": ("8 chains of 2", {"estimator": "iwae", "cost": 8, "anneal": 2}),
 }
 
 
@@ -92,7 +95,7 @@ class Annealing(Study[AnnealingConfig]):
             test_terms=20, images=20, steps=2, weights=4, replicas=2,
         ),
         "small": AnnealingConfig(
-            sets=("digits",), rows=get_args(RowName)[:-1], hidden=64, latent=16, learning_rate=2e-3, times=(60,),
+            sets=("digits",), rows=get_args(RowName)[:9], hidden=64, latent=16, learning_rate=2e-3, times=(60,),
             test_terms=500, images=300, weights=128,
         ),
         "paper": AnnealingConfig(),
