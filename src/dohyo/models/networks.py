@@ -71,7 +71,7 @@ class _LogBits(torch.autograd.Function):
         likely = logits.abs().sigmoid_()  # log(1 + e^l) = max(l, 0) - log sigmoid(|l|), and a product needs one logarithm
         rest = likely.shape[-1] % _FACTORS
         whole, last = likely.split([likely.shape[-1] - rest, rest], -1)
-        log_p = whole.unflatten(-1, (-1, _FACTORS)).prod(-1).log_().sum(-1).add_(last.prod(-1).log_())
+        log_p: Tensor = whole.unflatten(-1, (-1, _FACTORS)).prod(-1).log_().sum(-1).add_(last.prod(-1).log_())
         return log_p.sub_(torch.clamp(logits, min=0, out=likely).addcmul_(logits, value, value=-1).sum(-1))
 
     @staticmethod
