@@ -74,6 +74,8 @@ def cell(folder: Path) -> Values:
         ]
     config = yaml.safe_load((run.folder / CONFIG).read_text(encoding="utf-8"))
     config["epochs"] += before
+    if first:
+        config["init_from"] = FIRST  # and not a path of the machine
     return {"config": config, "result": result, "curves": curves}
 
 

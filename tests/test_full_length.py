@@ -176,6 +176,8 @@ def test_a_cell_in_two_stages_is_as_long_as_both(tmp_path: Path) -> None:
     assert (run["config"]["epochs"], [one["epochs"] for one in run["result"]["replicas"]]) == (4, [4, 4])
     assert [[record["epoch"] for record in curve] for curve in run["curves"]] == [[1, 4], [1, 4]]
     assert [stage["epochs"] for stage in run["result"]["stages"]] == [3, 1]
+    assert run["config"]["init_from"] == "first"
+    assert str(tmp_path) not in out.read_text()
     for one in run["result"]["replicas"]:
         assert one["ended"] == "4 epochs, the study's limit"
 
