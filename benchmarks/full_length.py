@@ -67,15 +67,14 @@ def cell(folder: Path) -> Values:
             found["epochs"] += before
         wanted = [r for r in records if r["epoch"] == 1 or r["epoch"] % EVERY == 0 or r is records[-1]]
         curves.append([{key: value for key, value in r.items() if key not in ("program", "step", "seconds")} for r in wanted])
-    if first:
-        result["stages"] = [
-            {key: one[key] for key in ("epochs", "decoder_passes", "seconds")}
-            for one in (first.result or {}, run.result or result)
-        ]
     config = yaml.safe_load((run.folder / CONFIG).read_text(encoding="utf-8"))
     config["epochs"] += before
     if first:
         config["init_from"] = FIRST  # and not a path of the machine
+        result["stages"] = [
+            {key: one[key] for key in ("epochs", "decoder_passes", "seconds")}
+            for one in (first.result or {}, run.result or result)
+        ]
     return {"config": config, "result": result, "curves": curves}
 
 
