@@ -30,7 +30,7 @@ import dohyo
 from dohyo.annealing.chain import Bridge, Constants
 from dohyo.annealing.whitening import whiten
 from dohyo.lab.data import load
-from dohyo.lab.training.tasks import tune_chains
+from dohyo.lab.training.chains import tune_chains
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 

@@ -62,7 +62,7 @@ def kinds() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [density | {"estimator": "iwae", "cost": 5, "whole": True}]
     rows += [density | {"estimator": name, "cost": 15, "whole": True} for name in ("iwae", "sumo")]
     for chains, steps, replicas in ((2, 8, 3), (4, 4, 3), (8, 8, 3), (2, 8, 8)):
-        passes = decoder_passes(DensityConfig(anneal=steps, cost=chains))
+        passes = decoder_passes(DensityConfig(anneal=steps, cost=chains).objective(), steps)
         equal = round(sum(passes.values()) / 3)  # IWAE takes one forward and two backward
         own = density | {"estimator": "iwae", "replicas": replicas, "group": "chains"}
         rows.append(own | {"cost": chains, "anneal": steps, "equal": equal, "passes": passes})
@@ -94,7 +94,8 @@ def members(row: dict[str, Any], folder: Path | None, program: str, replicas: in
         config: Any
         task: Any
         if row["objective"] == "density":
-            config = DensityConfig(seed=seed, anneal=row.get("anneal", 0), encoder=row.get("encoder"), **common, **changes)
+            chains = {"anneal": row.get("anneal", 0), "anneal_from": 0.0}
+            config = DensityConfig(seed=seed, encoder=row.get("encoder"), **chains, **common, **changes)
             task = made[0].task if made else OnData(images())
             torch.manual_seed(seed)
             model, own = config.build_model(task.data), config.objective()

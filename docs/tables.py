@@ -80,6 +80,25 @@ def chain_encoders(content: dict[str, Any]) -> Grid:
     return grid("", ["phi follows", "NLL, annealed", "by IWAE-500", "less the default's", "k-hat above 0.7", "seconds"], rows)
 
 
+def chain_start(content: dict[str, Any]) -> Grid:
+    """From which share of the training on theta follows chains, beside samples throughout."""
+    names = {"1.0": "never", "0.0": "the beginning"} | {row: row for row in content["rows"] if not row.startswith(("0", "1"))}
+    rows = []
+    for name, row in content["rows"].items():
+        less, *errors = row.get("less_samples", (None, 0.0))
+        shown = None if less is None else f"{less:+.2f} ± {max(errors):.2f}"
+        numbers = [
+            f"{row['nll_annealed']:.2f}",
+            shown,
+            f"{row['nll_iwae']:.2f}",
+            f"{row['khat_above_0.7']:.0%}",
+            f"{row['seconds']:.0f}",
+        ]
+        rows.append([names.get(name) or f"{float(name):.0%}", *numbers])
+    columns = ["chains from", "NLL, annealed", "less samples throughout", "by IWAE-500", "k-hat above 0.7", "seconds"]
+    return grid("", columns, rows)
+
+
 def noise_and_bias(content: dict[str, Any]) -> Grid:
     """From how many data on an unbiased gradient is nearer the truth, after each number of epochs."""
     names = ("SymmetricSUMO", "MultilevelRR", "tuned")
@@ -149,6 +168,7 @@ TABLES = {
     "gpu_step": gpu_step,
     "gpu_chains": gpu_chains,
     "chain_encoders": chain_encoders,
+    "chain_start_mnist": chain_start,
     "noise_and_bias_digits": noise_and_bias,
     "mnist_20_epochs": mnist_20,
     "mnist_300_epochs": mnist_300,

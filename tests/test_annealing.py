@@ -1,5 +1,6 @@
 """Annealed weights against exact answers: by quadrature where it can be, by chains run both ways, then by statistics."""
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -636,3 +637,17 @@ def test_a_gpu_never_waits_inside_a_chain() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert bool(log_w.isfinite().all())
     assert annealed.tune(x, iterations=3).bound > -torch.inf
+
+
+def test_a_state_dict_brings_its_constants() -> None:
+    """Of as many leapfrogs as it has, since `tune` may have chosen them; and no others."""
+    model, x = dohyo.models.VAE(data=4, hidden=8, latent=2), torch.rand(10, 4).round()
+    tuned = Annealed(model, steps=3)
+    tuned.tune(x, iterations=3)
+    for other in (Annealed(copy.deepcopy(model)), Annealed(copy.deepcopy(model), 5), Annealed(copy.deepcopy(model), 0)):
+        other.load_state_dict(tuned.state_dict())
+        assert other.to_dict() == tuned.to_dict()
+        assert other.tune(x, iterations=1).candidates == ()  # the number is not chosen again
+    for name, wrong in (("bridge", torch.ones(4)), ("step", -tuned.step), ("widening", torch.full((2,), torch.nan))):
+        with pytest.raises(DohyoError, match=f"{name} (of a chain must|\\(4,\\))"):
+            Annealed(model, steps=3).load_state_dict({**tuned.state_dict(), name: wrong})

@@ -18,7 +18,8 @@ from dohyo.annealing.chain import Constants, Source, State
 from dohyo.lab.fast.programs import Program
 from dohyo.lab.fast.together import Replica, train_together
 from dohyo.lab.fast.trial import stack
-from dohyo.lab.training.tasks import sized, task_of
+from dohyo.lab.training.chains import sized
+from dohyo.lab.training.tasks import task_of
 from dohyo.models import VAE, TwoLayerVAE
 from dohyo.objectives import MaximumLikelihood
 from teams import CONFIG

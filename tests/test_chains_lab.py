@@ -20,10 +20,11 @@ from dohyo.lab.experiments.density_config import DensityConfig, begin_with
 from dohyo.lab.fast.captured import traced
 from dohyo.lab.fast.trial import stack
 from dohyo.lab.folder import read_records
+from dohyo.lab.training.chains import Chains, sized, tune_chains
 from dohyo.lab.training.loop import Training
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import OnData, OnLoader, _due, sized, tune_chains
+from dohyo.lab.training.tasks import OnData, OnLoader
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 from real import same_run
@@ -61,7 +62,7 @@ class Bits(VAE):
 
 @pytest.fixture(scope="session")  # a worker may come back to this file
 def run(tmp_path_factory: pytest.TempPathFactory) -> DensityRun:
-    made = DensityRun(tmp_path_factory.mktemp("chains") / "run", DensityConfig(anneal=3, epochs=3, **SMALL))
+    made = DensityRun(tmp_path_factory.mktemp("chains") / "run", DensityConfig(anneal=3, anneal_from=0.0, epochs=3, **SMALL))
     made.train(launch("cpu"))
     return made
 
@@ -81,9 +82,9 @@ def test_a_run_through_chains(run: DensityRun) -> None:
 
 def test_stopped_and_resumed_it_ends_the_same(run: DensityRun, tmp_path: Path) -> None:
     """The second epoch is tuned before, the third only in the run that was stopped: the constants come from its checkpoint."""
-    assert [epoch for epoch in range(20) if _due(epoch)] == [0, 1, 2, 4, 8, 16]
+    assert [epoch for epoch in range(20) if Chains(3, waiting=False).due(epoch)] == [0, 1, 2, 4, 8, 16]
     for epochs in (1, 3):
-        DensityRun(tmp_path / "run", DensityConfig(anneal=3, epochs=epochs, **SMALL)).train(launch("cpu"))
+        DensityRun(tmp_path / "run", DensityConfig(anneal=3, anneal_from=0.0, epochs=epochs, **SMALL)).train(launch("cpu"))
     assert same_run(run.folder, tmp_path / "run")
 
 

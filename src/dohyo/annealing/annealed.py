@@ -179,6 +179,15 @@ class Annealed(nn.Module):
         self.constants = tuned.constants
         return tuned
 
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *more: Any) -> None:
+        """Constants are taken as they are saved, of any number of leapfrogs, because `tune` may have chosen it."""
+        saved: dict[str, Any] = {name: state_dict.get(prefix + name) for name in _NAMES}
+        if saved["step"] is not None:
+            constants = Constants(**saved)
+            constants.check()
+            self.constants, self._choose = constants, False
+        super()._load_from_state_dict(state_dict, prefix, *more)
+
     def encoder_parameters(self) -> Iterator[nn.Parameter]:
         """phi."""
         require(self.model, "training through chains", "encoder_parameters", "decoder_parameters")

@@ -32,7 +32,8 @@ def run(options: Namespace) -> int:
 
 
 def _note(record: dict[str, Any]) -> str:
-    return (f"train {record['train_nll']:.2f} valid {record['valid_nll']:.2f} "
+    chains = "through chains: " if "lost_chains" in record else ""
+    return (f"{chains}train {record['train_nll']:.2f} valid {record['valid_nll']:.2f} "
             f"clipped {record['clipped_decoder']:.0%} and {record['clipped_encoder']:.0%}")  # fmt: skip
 
 

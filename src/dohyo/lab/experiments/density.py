@@ -18,7 +18,7 @@ from dohyo.estimators import IWAE, Estimator
 from dohyo.evaluation import Evaluation, checksum, evaluate, summarise
 from dohyo.lab.data import Dataset
 from dohyo.lab.evaluations import save_evaluation
-from dohyo.lab.experiments.density_config import DensityConfig, begin_with, decoder_passes
+from dohyo.lab.experiments.density_config import DensityConfig, before_chains, begin_with, decoder_passes
 from dohyo.lab.experiments.replicated import ReplicatedRun, not_captured
 from dohyo.lab.experiments.run import OnTest, about_estimator
 from dohyo.lab.folder import (
@@ -71,7 +71,7 @@ class DensityRun(ReplicatedRun[DensityConfig]):
             for run in self.replicas or [self]:  # each of several begins with its own, and all are tried here
                 if run.config.init_from is not None and not (run.folder / CHECKPOINT).exists():
                     begin_with(unannealed(model), run.config.init_from)
-            check(model, objective, x)
+            check(model, objective, x, config.anneal_from)
         return model, self.task, objective
 
     def replica_configs(self) -> list[DensityConfig]:
@@ -99,7 +99,7 @@ class DensityRun(ReplicatedRun[DensityConfig]):
             return evaluate_over_processes(fabric, model, data.test, IWAE(terms), on_test, config.seed, max_rows=config.max_rows)
 
         test = test_by(model, config.test_terms)
-        if isinstance(trained, Annealed):
+        if isinstance(trained, Annealed) and trained.steps:
             terms = max(1, config.test_terms // trained.evaluations_per_weight)  # as many evaluations of p(x, z)
             found = test_by(trained, terms)
             chains = {
@@ -111,14 +111,16 @@ class DensityRun(ReplicatedRun[DensityConfig]):
         if fabric.is_global_zero:
             save_evaluation(self.folder / TEST_VALUES, test, IWAE(config.test_terms), run=str(self.folder), split="test")
             self._plot(model.cpu(), records)
-        numbers = load_checkpoint(self.folder)["numbers"]
+        checkpoint = load_checkpoint(self.folder)
+        numbers, before = checkpoint["numbers"], before_chains(config, checkpoint)
         return {
             "test_nll": -test.mean,
             "test_nll_stderr": test.stderr,
             "test_terms": config.test_terms,
             **chains,
             **average,
-            "decoder_passes": decoder_passes(config),
+            "decoder_passes": decoder_passes(config.objective(), config.anneal),
+            **({"before_chains": before} if before else {}),
             "valid_nll": numbers["best_score"],
             **about_estimator(config, config.objective().estimator),
             "data": config.data,
@@ -126,16 +128,18 @@ class DensityRun(ReplicatedRun[DensityConfig]):
             "model": config.model,
             "best_epoch": numbers["best_epoch"],
             "verdict": test.verdict.to_dict(),
-            "warnings": [*(self._unsound(records[-1], numbers["best_epoch"]) if records else []), *test.warnings],
+            "warnings": [*(self._unsound(records[-1], numbers["best_epoch"], before) if records else []), *test.warnings],
         }
 
     @staticmethod
-    def _unsound(last: dict[str, Any], best_epoch: int) -> list[str]:
+    def _unsound(last: dict[str, Any], best_epoch: int, before: dict[str, Any]) -> list[str]:
         """What to know of the training besides its numbers, from its last record."""
         each = last.get("lost_chains", 0.0)
         lost = f"in the last epoch {each:.2g} chains for each datum were lost: lower the learning rate, or take fewer leapfrogs"
         begun = "no epoch had a finite validation NLL, so that the parameters are those before training: lower the learning rate"
-        return [*not_captured(last), *([lost] if each > 0 else []), *([] if best_epoch else [begun])]
+        never = "training ended before theta followed chains: give it more time, or a lower --anneal-from"
+        early = before and before["epochs"] == last["epoch"]
+        return [*not_captured(last), *([lost] if each > 0 else []), *([] if best_epoch else [begun]), *([never] if early else [])]
 
     def _test_average(self, fabric: Fabric, test_by: Callable[[nn.Module, int], Evaluation]) -> dict[str, Any]:
         """What the result says of the averaged parameters; the model keeps its best ones."""

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,15 +16,16 @@ from dohyo.lab.experiments.annealing import MOST_STEPS
 from dohyo.lab.experiments.run import EstimatorConfig, config_of
 from dohyo.lab.folder import replica_folder
 from dohyo.lab.training import LoopConfig
+from dohyo.lab.training.chains import by_samples, passes, sized
 from dohyo.lab.training.config import option
 from dohyo.lab.training.state import load_checkpoint
-from dohyo.lab.training.tasks import sized
 from dohyo.models import build
 from dohyo.models.registry import takes
 from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
 _MOST_TERMS, _LARGEST_DATUM = 100_000, 2**20
+_ANNEAL_FROM = 0.25  # the best of results/chain_start_mnist.json
 Clip = float | Literal["auto"] | None
 
 
@@ -51,7 +52,12 @@ class DensityConfig(EstimatorConfig, LoopConfig):
         "The leapfrogs of annealed chains, whose ends theta then follows, while phi follows fresh samples of its own; `cost` "
         "counts chains. 0 for samples of the encoder.",
     )
-    # A name and a number once it is made.
+    # Names and numbers once it is made.
+    anneal_from: float = option(
+        None,
+        "The share of the training before chains, in which theta follows IWAE on samples of the encoder, at about as many passes "
+        f"through the decoder; by default {_ANNEAL_FROM}, or 0 with `init_from`.",
+    )
     estimator: str | None = option(None, "What theta follows; by default sumo, and iwae over chains.")  # type: ignore[assignment]
     cost: float | None = option(  # type: ignore[assignment]
         None,
@@ -72,11 +78,15 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     test_terms: int = option(5000, "The test NLL is by IWAE with this many terms.", resume=True)
 
     def __post_init__(self) -> None:
+        if self.anneal_from is None:
+            self.anneal_from = _ANNEAL_FROM if self.anneal and self.init_from is None else 0.0
         super().__post_init__()
         self._at_least_one("test_terms", "hidden", "latent", "max_terms")
         if not 0 <= self.anneal <= MOST_STEPS:
             wanted = f"it must be a number of leapfrogs, at most {MOST_STEPS}, or 0 for samples of the encoder"
             raise DohyoError(f"anneal is {self.anneal}; {wanted}")
+        if self.anneal_from and not self.anneal:
+            raise DohyoError(f"anneal_from is {self.anneal_from} without chains; give their leapfrogs too, --anneal 8, say")
         self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
         if self.cost is None:
             self.cost = (
@@ -144,12 +154,21 @@ def begin_with(model: nn.Module, folder: Path) -> None:
         raise DohyoError(f"{folder}: its parameters do not fit this model ({reason}); train the same model as there") from error
 
 
-def decoder_passes(config: DensityConfig) -> dict[str, float]:
-    """The expected passes through the decoder that a training step takes for each datum; backward, those by its inputs and those
-    by its weights count one each. A chain takes both for each leapfrog and at its end, and one sample of the encoder."""
-    weights, steps = config.objective().estimator.expected_cost, config.anneal
-    forward, backward = (steps + 2, steps + 3) if steps else (1, 2)
-    return {"forward": weights * forward, "backward": weights * backward}
+def decoder_passes(objective: MaximumLikelihood, steps: int) -> dict[str, float]:
+    """The expected passes through the decoder that a training step takes for each datum, with chains of so many leapfrogs, or 0;
+    backward, those by its inputs and those by its weights count one each."""
+    weights = objective.estimator.expected_cost
+    return {way: weights * count for way, count in zip(("forward", "backward"), passes(steps), strict=True)}
+
+
+def before_chains(config: DensityConfig, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """How a run was trained before its theta followed chains: nothing for one that had none before, or has none."""
+    epochs = checkpoint.get("chains_since", 0) if len(checkpoint["model"].get("step", ())) else checkpoint["numbers"]["epoch"]
+    if not config.anneal or not epochs:
+        return {}
+    first = by_samples(config.objective(), config.anneal)
+    about = {"estimator": "iwae", "expected_cost": first.estimator.expected_cost, "decoder_passes": decoder_passes(first, 0)}
+    return {"epochs": epochs, **about}
 
 
 def _sizes(text: str | None) -> tuple[int, ...] | None:

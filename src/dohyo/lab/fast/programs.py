@@ -20,6 +20,7 @@ from dohyo.lab.fast.graphs import Beside, Graphs
 from dohyo.lab.fast.noise import FromGenerator
 from dohyo.lab.fast.stacked import LINE, Unbatchable
 from dohyo.lab.fast.trial import check_batchable, check_samplers, stack
+from dohyo.lab.training.chains import phases
 from dohyo.lab.training.config import StepConfig
 from dohyo.lab.training.processes import matmul_precision, one_thread, quiet
 from dohyo.lab.training.state import State
@@ -46,15 +47,18 @@ def choose(models: Sequence[nn.Module], task: Task[Any], objective: Objective, c
     """Choose how to train these models; raise `Unbatchable` if several, or one to be captured, cannot run as one program."""
     task.begin(fabric, config)
     captured, reason = config.captured_on(fabric.device), ""
+    each = phases(models, objective, getattr(config, "anneal_from", 0.0))
     if captured:
         try:
-            _check(models, task, objective, config, fabric, captured=True)
+            for parts, followed in each:
+                _check(parts, task, followed, config, fabric, captured=True)
         except Unbatchable as error:
             if config.program == "captured":
                 raise Unbatchable(f"{error}; use program 'plain'") from error
             captured, reason = False, str(error)
     if not captured and len(models) > 1:
-        _check(models, task, objective, config, fabric, captured=False)
+        for parts, followed in each:
+            _check(parts, task, followed, config, fabric, captured=False)
     return Choice(captured, reason)
 
 

@@ -24,6 +24,7 @@ def plot_learning_curves(records: Records, path: Path) -> None:
 
     Args:
         records: One for each epoch, as in metrics.jsonl; clipped_decoder and clipped_encoder are shares of the steps, 0 to 1.
+            Where lost_chains begins later than the first, a line is drawn: what is validated by chains is compared with no other.
     """
     curves = read_curves(records, _KEYS)
     epoch, train, valid = curves["epoch"], curves["train_nll"], curves["valid_nll"]
@@ -36,7 +37,10 @@ def plot_learning_curves(records: Records, path: Path) -> None:
     axes["nll"].plot(epoch, valid, color="tab:orange", linewidth=1.8, label="validation", **marker)
     beyond = "training, beyond the axis"  # the first epochs are left out: all of them may be
     mark_beyond(axes["nll"], epoch[late], train[late], limits, beyond, color="tab:blue", markersize=5)
-    best = int(np.nanargmin(valid)) if np.isfinite(valid).any() else None
+    turn = next((place for place, record in enumerate(records) if "lost_chains" in record), 0)
+    if turn:
+        axes["nll"].axvline(epoch[turn] - 0.5, color="gray", linestyle="--", linewidth=1, label="through chains from here")
+    best = turn + int(np.nanargmin(valid[turn:])) if np.isfinite(valid[turn:]).any() else None
     if best is not None:
         label = f"best: {valid[best]:.2f} in epoch {epoch[best]:g}"
         axes["nll"].plot(epoch[best], valid[best], "o", color="tab:orange", markeredgecolor="black", label=label)

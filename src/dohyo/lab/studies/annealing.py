@@ -128,7 +128,7 @@ class Annealing(Study[AnnealingConfig]):
         known |= dict.fromkeys(("epochs", "lr_patience", "stop_patience"), 10**9)  # the time decides
         config = DensityConfig(
             **known, data_seed=options["seed"], encoder="dreg", optimiser="adam", clip_decoder=None, clip_encoder=None,
-            schedule="cosine" if second else "plateau", test_terms=options["test_terms"] if second else 1,
+            anneal_from=0.0, schedule="cosine" if second else "plateau", test_terms=options["test_terms"] if second else 1,
             max_seconds=seconds, init_from=init_from, device=self.config.device,
         )  # fmt: skip
         return DensityRun(folder, config)

@@ -19,7 +19,7 @@ from dohyo.lab.training.config import option
 
 SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]
 PaperRow = Literal["elbo", "iwae", "iwae-dreg", "jvi", "sumo-variance", "sumo", "symmetric-sumo", "multilevel-rr"]
-RowName = Literal[PaperRow, "multilevel-each", "iwae-ours", "sumo-ours", "chains"]
+RowName = Literal[PaperRow, "multilevel-each", "iwae-ours", "sumo-ours", "chains", "chains-early"]
 FIRST = "first"  # in the folder of a run through chains, the run by samples that it begins with
 
 
@@ -91,15 +91,15 @@ class Table1(Study[Table1Config]):
         return self._runs(options, folder)[-1]
 
     def _runs(self, options: Cell, folder: Path) -> list[DensityRun]:
-        """The runs of a cell, each of which begins with the last one's best parameters: two where chains follow samples."""
+        """The runs of a cell, each of which begins with the last one's best parameters: two where chains come late."""
         options = options | {"estimator": ROWS[options["estimator"]].estimator, "device": self.config.device}
-        if "chains" not in options:
-            return [DensityRun(folder, DensityConfig(**options))]
-        chains, steps, last = (options.pop(key) for key in ("chains", "anneal", "chain_epochs"))
+        last, of_chains = options.pop("chain_epochs", None), {"cost": options.pop("chains", options["cost"])}
+        if last is None:
+            return [DensityRun(folder, DensityConfig(**options | of_chains))]
         constant = {"schedule": "plateau", "lr_patience": 10**9, "stop_patience": 10**9, "average": 0, "test_terms": 1}
         stages = {
-            folder / FIRST: {"epochs": options["epochs"] - last, **constant},
-            folder: {"epochs": last, "cost": chains, "anneal": steps, "init_from": folder / FIRST},
+            folder / FIRST: {"epochs": options["epochs"] - last, "anneal": 0, **constant},
+            folder: {"epochs": last, "init_from": folder / FIRST, **of_chains},
         }
         return [DensityRun(own, DensityConfig(**options | stage, learning_rate=1e-3)) for own, stage in stages.items()]
 

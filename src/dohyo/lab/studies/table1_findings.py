@@ -76,6 +76,11 @@ class Findings:
                 ["chains"],
                 "iwae-ours",
             ),
+            *self._lower(
+                "Chains from a quarter of the epochs on give a lower test NLL than IWAE, both by our recipe",
+                ["chains-early"],
+                "iwae-ours",
+            ),
             *([*self._as_published(), *self._best_published()] if published else []),
         ]
 

@@ -166,6 +166,11 @@ class LoopConfig(StepConfig):
         "Keep, test and save parameters averaged over the last epochs too, about so many; 0 for none; by default the recipe's.",
     )
     epochs: int = option(2000, "The largest number of passes over the training data.", resume=True)
+    anneal_from: float = option(
+        0.0,
+        "With a `dohyo.Annealed` model: the share of the training in which theta first follows IWAE on samples of the encoder, "
+        "at about as many passes through the decoder; 0 for chains from the beginning.",
+    )
     lr_factor: float = option(0.8, "Plateau: the factor of the learning rate after `lr_patience` epochs without improvement.")
     lr_patience: int = option(50, "Plateau: epochs without a better validation NLL before the learning rate is lowered.")
     stop_patience: int = option(300, "Plateau: epochs without a better validation NLL before training stops.", resume=True)
@@ -177,11 +182,19 @@ class LoopConfig(StepConfig):
         self._at_least_one("epochs", "lr_patience", "stop_patience", "valid_terms")
         if self.average < 0:
             raise DohyoError(f"average is {self.average}; it must be a number of epochs, or 0 for no averaged parameters")
+        if not 0 <= self.anneal_from < 1:
+            raise DohyoError(f"anneal_from is {self.anneal_from}; it must be a share of the training, at least 0 and below 1")
         if not 0 < self.lr_factor < 1:
             raise DohyoError(f"lr_factor is {self.lr_factor}; it must lie strictly between 0 and 1")
 
     def over(self, progress: Progress) -> bool:
-        return super().over(progress) or (self.schedule == "plateau" and progress.stale >= self.stop_patience)
+        stale = self.schedule == "plateau" and progress.stale >= self.stop_patience
+        return super().over(progress) or (stale and self.by_chains(progress))
+
+    def by_chains(self, progress: Progress) -> bool:
+        """Whether theta follows chains from here on, if it ever does. Replicas must turn to them in the same epoch."""
+        of_time = progress.seconds / (self.max_seconds or math.inf)
+        return progress.epoch >= int(self.anneal_from * self.epochs * (1 + 1e-9)) or self.anneal_from <= of_time < 1
 
     def rate(self, progress: Progress) -> float:
         if self.schedule == "plateau":

@@ -17,11 +17,12 @@ from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
 from dohyo.files import plain, replacing
 from dohyo.lab.folder import CHECKPOINT, METRICS, TENSORBOARD, read_records
+from dohyo.lab.training.chains import by_samples, phases, sized
 from dohyo.lab.training.config import LoopConfig
 from dohyo.lab.training.processes import launch, matmul_precision, only_writer, sum_over_processes
 from dohyo.lab.training.state import State
 from dohyo.lab.training.step import Totals, train_step
-from dohyo.lab.training.tasks import Objective, Record, Task, Trainable, sized, task_of
+from dohyo.lab.training.tasks import Objective, Record, Task, Trainable, task_of
 from dohyo.objectives import MaximumLikelihood
 
 
@@ -53,16 +54,17 @@ def fit(
     """
     config = config or LoopConfig()
     task, few = task_of(data, config.seed)
-    check(model, objective, few)
+    check(model, objective, few, config.anneal_from)
     if isinstance(model, Annealed):
         model.constants = sized(model, few)
     yield from train(model, task, objective, config, folder, fabric)
 
 
-def check(model: Any, objective: Objective, x: Tensor) -> None:
+def check(model: Any, objective: Objective, x: Tensor, anneal_from: float = 0.0) -> None:
     """Try the objective once, so that a model that lacks something raises its error before training begins; changes nothing."""
     with isolated(model, 0), torch.enable_grad():
-        objective(model, x, torch.Generator().manual_seed(0), 0.0)
+        for (one,), followed in phases([model], objective, anneal_from):
+            followed(one, x, torch.Generator().manual_seed(0), 0.0)
 
 
 def train(
@@ -85,7 +87,7 @@ def train(
         while not run.over:
             started = time.monotonic()
             task.prepare(run.state, config)
-            record = train_epoch(run.state, task, objective, config, fabric)
+            record = train_epoch(run.state, task, run.objective, config, fabric)
             yield run.end_epoch({**record, "program": name}, started, time.monotonic())
         model.load_state_dict(run.state.best)
 
@@ -170,7 +172,7 @@ class Training:
         fabric: Fabric,
         own_noise: bool = False,
     ) -> None:
-        self.task, self.config, self.folder, self.fabric = task, config, folder, fabric
+        self.task, self.config, self.folder, self.fabric, self.last_objective = task, config, folder, fabric, objective
         self.state = State.start(model, config, fabric, objective.shared, own_noise)
         self.log: RunLog | None = None
         self.saved = time.monotonic()
@@ -182,6 +184,14 @@ class Training:
                 self.log = RunLog(folder, self.state.progress.epoch) if fabric.is_global_zero else None
                 self.lock = lock.pop_all()  # until `close`
         self.over: bool = config.over(self.state.progress)
+
+    @property
+    def objective(self) -> Any:
+        """What theta and phi follow in the next epoch."""
+        chains = self.state.chains
+        if chains is None or not chains.waiting:
+            return self.last_objective
+        return by_samples(self.last_objective, chains.steps)
 
     def end_epoch(self, record: Record, started: float, trained: float) -> Record:
         """Check the epoch, write the log and perhaps a checkpoint, and return the record; raise `Diverged` if numbers are NaN."""
@@ -214,12 +224,15 @@ class Training:
         progress = self.state.progress
         progress.step_seconds += step_seconds
         self.state.after_epoch(record.pop("score", None), self.config)
-        self.state.lost = record.get("lost_chains", 0.0) > 0
         progress.stopped = record.pop("stop", False)
         progress.seconds += seconds
         record = {"epoch": progress.epoch, "step": progress.step, **record, "seconds": progress.seconds}
         if self.log is not None:
             self.log.append(record)
+        if (chains := self.state.chains) is not None:
+            chains.lost = record.get("lost_chains", 0.0) > 0
+            if chains.waiting and self.fabric.broadcast(self.config.by_chains(progress)):
+                self.state.turn(chains)
         self.over = self.fabric.broadcast(self.config.over(progress))
         return record
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from dohyo.contract import split
+from dohyo.contract import split, through_chains
 from dohyo.errors import DohyoError, reporting
 from dohyo.files import replacing
 from dohyo.lab.claims import check_checkpoint
 from dohyo.lab.folder import CHECKPOINT, as_values, check_values
+from dohyo.lab.training.chains import Chains, lengthened
 from dohyo.lab.training.config import LoopConfig, Progress, StepConfig, resumable_fields
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import Task
@@ -36,7 +38,7 @@ class State:
     noise: torch.Generator | None = None  # else, with the same numbers, torch's global one, which each process seeds for itself
     average: AveragedModel | None = None  # the parameters averaged over epochs, if wanted
     progress: Progress = field(default_factory=Progress)
-    lost: bool = False  # whether chains were lost in the last epoch
+    chains: Chains | None = None  # those that theta follows in the end, if any
 
     def __post_init__(self) -> None:
         self.theta, self.phi = split(self.model)
@@ -52,6 +54,7 @@ class State:
         if noise is None:
             torch.manual_seed(seed)
         k_seed = config.seed if config.k_seed is None else config.k_seed
+        chains = Chains.of(model, waiting=isinstance(config, LoopConfig) and not config.by_chains(Progress()))
         return cls(
             model,
             _optimiser(model, config, fabric.device),
@@ -61,6 +64,7 @@ class State:
             rate=config.learning_rate,
             noise=noise,
             average=averaged(model, config.average) if isinstance(config, LoopConfig) and config.average else None,
+            chains=chains,
         )
 
     def set_rate(self, rate: float) -> None:
@@ -85,6 +89,14 @@ class State:
             progress.stale += 1
             progress.drops += config.drops(progress)
 
+    def turn(self, chains: Chains) -> None:
+        """Let theta follow chains from here on. What was validated by samples is not compared with what is by chains."""
+        progress = self.progress
+        for model in (self.model, *([] if self.average is None else [self.average.module])):
+            lengthened(model, chains.steps)
+        chains.waiting, chains.since = False, progress.epoch
+        progress.best_score, progress.stale = math.inf, 0
+
     def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
         """Write the checkpoint; every process must call this, but only the first one writes."""
         noise = {"depth": self.depth.get_state(), "task": task.state_dict()}
@@ -106,7 +118,7 @@ class State:
             "order": self.order.get_state(),
             "noise": gather(fabric, noise),
             "numbers": dataclasses.asdict(self.progress),
-            "lost": self.lost,
+            **({} if self.chains is None else {"lost": self.chains.lost, "chains_since": self.chains.since}),
         }
         if fabric.is_global_zero:
             try:
@@ -145,7 +157,10 @@ class State:
                 if isinstance(moment, Tensor) and moment.dim() and moment.shape != parameter.shape:
                     raise DohyoError(f"{name} of the optimiser is {tuple(moment.shape)}, its parameter {tuple(parameter.shape)}")
                 moments[name] = moment.clone() if isinstance(moment, Tensor) else moment  # a stranger's may overlap
-        self.best, self.lost = checkpoint["best"], bool(checkpoint.get("lost"))  # older ones lack it
+        self.best = checkpoint["best"]
+        if self.chains is not None:
+            self.chains.waiting = not through_chains(self.model)
+            self.chains.since, self.chains.lost = int(checkpoint.get("chains_since", 0)), bool(checkpoint.get("lost"))  # new keys
         self.order.set_state(checkpoint["order"])
         noise = checkpoint["noise"][fabric.global_rank]
         self.depth.set_state(noise["depth"])

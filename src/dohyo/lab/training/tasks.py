@@ -10,16 +10,15 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dohyo.annealing import Annealed, Constants
-from dohyo.annealing.chain import Source
+from dohyo.annealing import Annealed
 from dohyo.errors import DohyoError
 from dohyo.estimators import IWAE
 from dohyo.evaluation import isolated, mean_log_p, most_rows, tensors
+from dohyo.lab.training.chains import PILOT, tune_chains
 from dohyo.lab.training.config import DrawsConfig, LoopConfig, Progress, StepConfig
 from dohyo.lab.training.processes import matmul_precision, one_thread, sum_over_processes
 from dohyo.objectives import Outcome
 
-PILOT = 256  # training data on which chains are tuned
 Record = dict[str, Any]
 C = TypeVar("C", bound=StepConfig)
 _NO_BATCH = "the loader gave no batch; give at least one datum"
@@ -120,11 +119,11 @@ class OnData(Task[LoopConfig]):
         self.data = self.data.to(fabric.device)
 
     def prepare(self, state: Any, config: LoopConfig) -> None:
-        epoch = state.progress.epoch
-        if isinstance(state.model, Annealed) and (_due(epoch) or state.lost):
+        epoch, chains = state.progress.epoch, state.chains
+        if chains is not None and chains.due(epoch):
             with isolated(state.model, config.seed + epoch):
                 pilot = self.pilot()
-            tune_chains(state.model, pilot, config.seed + epoch, first=epoch == 0)
+            tune_chains(state.model, pilot, config.seed + epoch, first=epoch == chains.since)
 
     def pilot(self) -> Tensor:
         """Some of the training data."""
@@ -244,26 +243,6 @@ def _is_data(data: object) -> TypeGuard[Data]:
     return all(hasattr(data, name) for name in ("train", "valid", "train_batch", "to"))
 
 
-def tune_chains(model: Annealed, pilot: Tensor, seed: int, first: bool) -> None:
-    """Tune chains again after the model has changed; `first`: from the beginning."""
-    if first:
-        model.constants = Constants.plain(model.steps or 0)
-    model.tune(pilot, iterations=40 if first else 10, seed=seed, mixing=False)  # a step stays as fast as it is
-    model.constants = sized(model, pilot)
-
-
-def sized(model: Annealed, x: Tensor) -> Constants:
-    """The constants of chains with a value for each dimension, so that they fit a checkpoint."""
-    constants = model.constants or Constants.plain(0)
-    return constants.of_size(Source(model.model, x[:1], constants).size)
-
-
-def _due(epoch: int) -> bool:
-    """Whether chains are tuned before this epoch: the more slowly the model changes, the more rarely. On the digits that was as
-    good as before every epoch, in two thirds of the time."""
-    return epoch & (epoch - 1) == 0  # 0 and the powers of two
-
-
 def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: Fabric) -> Callable[[], float]:
     """The mean NLL by IWAE over the validation data, divided among the processes, with a separate seed.
 
@@ -271,7 +250,7 @@ def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: 
     """
     own = valid[fabric.global_rank :: fabric.world_size]
     terms = config.valid_terms
-    if isinstance(model, Annealed):  # about as many passes through the decoder
+    if isinstance(model, Annealed) and model.steps:  # about as many passes through the decoder
         terms = max(1, 3 * terms // model.evaluations_per_weight)
     estimator = IWAE(terms)
     seed = config.seed + fabric.global_rank
