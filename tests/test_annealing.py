@@ -647,7 +647,11 @@ def test_a_state_dict_brings_its_constants() -> None:
     for other in (Annealed(copy.deepcopy(model)), Annealed(copy.deepcopy(model), 5), Annealed(copy.deepcopy(model), 0)):
         other.load_state_dict(tuned.state_dict())
         assert other.to_dict() == tuned.to_dict()
+        assert other.step.data_ptr() != tuned.step.data_ptr()
         assert other.tune(x, iterations=1).candidates == ()  # the number is not chosen again
     for name, wrong in (("bridge", torch.ones(4)), ("step", -tuned.step), ("widening", torch.full((2,), torch.nan))):
         with pytest.raises(DohyoError, match=f"{name} (of a chain must|\\(4,\\))"):
             Annealed(model, steps=3).load_state_dict({**tuned.state_dict(), name: wrong})
+    part = {name: value for name, value in tuned.state_dict().items() if name != "bridge"}
+    with pytest.raises(RuntimeError, match=r'Missing key.*"bridge"'):
+        Annealed(model, steps=3).load_state_dict(part)

@@ -57,6 +57,13 @@ def test_two_processes(tmp_path: Path) -> None:
     assert report["nll"] == pytest.approx(json.loads((tmp_path / "two/result.json").read_text())["test_nll"], abs=0.2)
 
 
+def test_two_processes_turn_to_chains_together(tmp_path: Path) -> None:
+    options = [*SMALL, "--anneal", "2", "--cost", "1", "--epochs", "3", "--anneal-from", "0.4", "--out", "two"]
+    done = run("-m", "dohyo", "train", *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ["lost_chains" in record for record in read_records(tmp_path / "two")] == [False, True, True]
+
+
 def test_a_last_batch_with_fewer_data_than_processes(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     sizes = {"train": 101, "valid": 11, "test": 11}

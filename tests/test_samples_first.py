@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import dohyo
 import teams
@@ -16,7 +17,8 @@ from dohyo import Annealed, DohyoError
 from dohyo.lab.cli import main
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
-from dohyo.lab.folder import read_records
+from dohyo.lab.fast.together import Replica, train_together
+from dohyo.lab.folder import read_records, write_config
 from dohyo.lab.plots.runs import plot_learning_curves
 from dohyo.lab.training import tasks
 from dohyo.lab.training.chains import by_samples, passes
@@ -49,7 +51,7 @@ def test_first_it_is_iwae_at_as_many_passes(run: DensityRun, tmp_path: Path) -> 
     config = dataclasses.replace(run.config, anneal=0, anneal_from=0.0, estimator="iwae", cost=15, epochs=2)
     first = DensityRun(tmp_path / "first", config)
     first.train(launch("cpu"))
-    ours, theirs = ([r["train_nll"] for r in read_records(one.folder)[:2]] for one in (run, first))
+    ours, theirs = ([(r["train_nll"], r["valid_nll"]) for r in read_records(one.folder)[:2]] for one in (run, first))
     assert ours == theirs
     records = read_records(run.folder)
     assert [record.get("lost_chains") for record in records] == [None, None, 0.0, 0.0, 0.0]
@@ -135,17 +137,20 @@ def test_a_run_of_before_there_was_a_turn_goes_on_with_its_chains(tmp_path: Path
         return DensityRun(tmp_path / "old", DensityConfig(anneal=3, anneal_from=0.0, epochs=epochs, **SMALL))
 
     begun(1).train(launch("cpu"))
-    path = tmp_path / "old" / "checkpoint.pt"
+    path, config = tmp_path / "old" / "checkpoint.pt", tmp_path / "old" / "config.yaml"
     checkpoint = torch.load(path, weights_only=True)
-    del checkpoint["chains_since"], checkpoint["config"]["anneal_from"]
-    torch.save(checkpoint, path)
-    late = DensityRun(tmp_path / "old", dataclasses.replace(begun(4).config, anneal_from=0.9))
-    late.train(launch("cpu"))
-    assert all("lost_chains" in record for record in read_records(late.folder))
+    del checkpoint["chains"], checkpoint["config"]["anneal_from"]
+    torch.save({**checkpoint, "lost": True}, path)
+    assert load_checkpoint(path.parent)["chains"] == {"waiting": False, "since": 0, "lost": True}
+    config.write_text("".join(line for line in config.read_text().splitlines(True) if "anneal_from" not in line))
+    assert main(["train", "--resume", str(path.parent), "--epochs", "4", "--anneal-from", "0"]) == 0
+    assert ["lost_chains" in record for record in read_records(path.parent)] == [True] * 4
+    late = DensityRun.open(path.parent)
+    assert (late.config.anneal_from, late.finished) == (0.0, True)
     assert "before_chains" not in (late.result or {})
 
 
-def test_each_phase_has_whole_epochs() -> None:
+def test_chains_begin_after_whole_epochs() -> None:
     def turn(**options: Any) -> int:
         config = LoopConfig(**options)
         return next(epoch for epoch in range(9999) if config.by_chains(Progress(epoch=epoch)))
@@ -154,12 +159,45 @@ def test_each_phase_has_whole_epochs() -> None:
     assert turn(epochs=3500, anneal_from=0.75) == 2625
     assert turn(epochs=100, anneal_from=0.29) == 29  # the product is just below
     timed = LoopConfig(epochs=10**9, anneal_from=0.5, max_seconds=10.0)
-    assert [s for s in (0.0, 4.9, 5.0, 9.9, 10.0) if timed.by_chains(Progress(epoch=7, seconds=s))] == [5.0, 9.9]
+    assert [s for s in (0.0, 4.9, 5.0, 9.9, 10.0) if timed.by_chains(Progress(epoch=7, seconds=s))] == [5.0, 9.9, 10.0]
 
 
-def test_the_patience_of_samples_does_not_end_the_run() -> None:
-    config = LoopConfig(epochs=10, anneal_from=0.5, stop_patience=2)
-    assert [config.over(Progress(epoch=epoch, stale=3)) for epoch in (3, 4, 5)] == [False, False, True]
+def counted(run: Training, scores: str) -> str:
+    """What each of these epochs was followed by; their validation NLL is that of the one before (=) or more (+)."""
+    told = ""
+    for sign in scores:
+        if run.over:
+            return told + "."
+        waiting = run.state.following is not run.state.model
+        run.count_epoch({"score": 1.0 + (sign == "+"), **({} if waiting else {"lost_chains": 0.0})}, 0.0, 0.0)
+        told += "s" if waiting else "c"
+    return told
+
+
+def test_patience_ends_no_run_before_its_chains(tmp_path: Path) -> None:
+    def begun(folder: str, **changes: Any) -> Training:
+        config = teams.config(0, stop_patience=2, **{"epochs": 10, "anneal_from": 0.5, **changes})
+        return Training(THROUGH(data=64, hidden=16, latent=4), OnData(DATA), CHAINS, config, tmp_path / folder, launch("cpu"))
+
+    run = begun("run")
+    assert counted(run, "=++++=++++") == "ssssscc" + "c."  # the first with chains is the best of these, then two are worse
+    run.save()
+    run.close()
+    longer = begun("run", epochs=100)  # it ended by itself, before the share that is now meant
+    assert longer.over
+    longer.close()
+    early = begun("early")
+    counted(early, "=+")
+    early.save()
+    early.close()
+    shorter = begun("early", epochs=4)  # half of four are over
+    assert counted(shorter, "==") == "cc"
+    assert shorter.over
+    shorter.close()
+    never = begun("early", epochs=2)  # and of two all: then there is nothing to turn for
+    assert never.over
+    assert never.state.progress.best_score == 1.0
+    never.close()
 
 
 def test_a_run_that_never_came_to_chains_says_so(tmp_path: Path) -> None:
@@ -169,6 +207,96 @@ def test_a_run_that_never_came_to_chains_says_so(tmp_path: Path) -> None:
     assert math.isfinite(result["valid_nll"])
     assert result["before_chains"]["epochs"] == 1
     assert "test_nll_annealed" not in result
+    timely = DensityConfig(anneal=3, epochs=4, max_seconds=1e-9, average=2, **SMALL)  # its turn would be here
+    result = DensityRun(tmp_path / "timely", timely).train(launch("cpu"))
+    assert math.isfinite(result["valid_nll"])
+    assert result["before_chains"]["epochs"] == 1
+    assert result["valid_nll_average"] == pytest.approx(result["valid_nll"], abs=1e-9)  # of one epoch, by samples as well
+
+
+def test_a_run_that_loses_its_chains_at_once_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "validation_nll", lambda model, *_: lambda: math.inf if isinstance(model, Annealed) else 1.0)
+    lost = DensityRun(tmp_path / "run", DensityConfig(anneal=3, anneal_from=0.5, epochs=2, **SMALL)).train(launch("cpu"))
+    wanted = (
+        "no epoch through chains had a finite validation NLL, so that the parameters are those before training through chains"
+    )
+    assert wanted in lost["warnings"][0]
+    assert lost["best_epoch"] == 1
+
+
+def test_stopped_before_its_chains_fit_begins_again(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Annealed(VAE(64, 16, 4), 2)
+    options = {"epochs": 4, "anneal_from": 0.5}
+    next(dohyo.lab.fit(model, DATA, CHAINS, teams.config(0, **options)))
+    assert model.steps == 2
+    records = list(dohyo.lab.fit(model, DATA, CHAINS, teams.config(0, **options)))
+    assert ["lost_chains" in record for record in records] == [False, False, True, True]
+    with pytest.raises(
+        DohyoError, match=r"anneal_from is 0.5, but the model has no chains; give dohyo.Annealed\(model, 8\), say"
+    ):
+        next(dohyo.lab.fit(model.model, DATA, CHAINS, teams.config(0, **options)))
+
+
+class Stepped(VAE):
+    """It counts something of its own."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.register_buffer("step", torch.tensor(0))
+
+
+def test_a_model_may_have_a_step_of_its_own(tmp_path: Path) -> None:
+    known = SMALL | {"model": "test_samples_first:Stepped", "estimator": "iwae", "cost": 2, "epochs": 1}
+    assert "before_chains" not in DensityRun(tmp_path / "run", DensityConfig(**known)).train(launch("cpu"))
+
+
+def test_samples_need_no_more_of_a_model_than_chains(tmp_path: Path) -> None:
+    """Where phi follows the variance over chains, IWAE has none that is worth lowering."""
+    objective = MaximumLikelihood(dohyo.MultilevelRR.at_cost(3), "variance")
+    assert by_samples(objective, 2) == MaximumLikelihood(dohyo.IWAE(9), "iwae")
+
+
+@dataclasses.dataclass
+class Uneven(LoopConfig):
+    def by_chains(self, progress: Progress) -> bool:
+        return progress.epoch > self.seed
+
+
+def test_replicas_may_turn_one_by_one() -> None:
+    """As by the clock, after a kill between two checkpoints."""
+    configs = [Uneven(**vars(teams.config(seed, epochs=4, anneal_from=0.5))) for seed in (0, 1)]
+    models = [teams.model(seed, THROUGH) for seed in (0, 1)]
+    records: list[list[dict[str, Any]]] = [[], []]
+    for place, record in train_together([Replica(m, OnData(DATA), c) for m, c in zip(models, configs, strict=True)], CHAINS):
+        records[place].append(record)
+    assert ["".join("sc"["lost_chains" in record] for record in own) for own in records] == ["sccc", "sscc"]
+    for seed in (0, 1):
+        made = teams.model(seed, THROUGH)
+        assert_same((records[seed], models[seed]), (list(dohyo.lab.fit(made, DATA, CHAINS, configs[seed])), made), 1e-4)
+    with pytest.raises(DohyoError, match="epochs are 6 and 4; runs that turn to chains together need as many"):
+        list(train_together([Replica(models[0], OnData(DATA), dataclasses.replace(configs[i], epochs=4 + 2 * i)) for i in (0, 1)],
+                            CHAINS))  # fmt: skip
+
+
+def test_the_share_of_a_file_follows_its_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the file has it only by default."""
+
+    def share(*arguments: str) -> float:
+        with pytest.raises(SystemExit):
+            main(["train", *arguments, "--print_config"])
+        return float(yaml.safe_load(capsys.readouterr().out)["anneal_from"])
+
+    paths = {name: str(tmp_path / f"{name}.yaml") for name in ("plain", "chains", "late")}
+    for name, options in {"plain": {}, "chains": {"anneal": 3}, "late": {"anneal": 3, "anneal_from": 0.6}}.items():
+        write_config(tmp_path, DensityConfig(**options))
+        (tmp_path / "config.yaml").rename(paths[name])
+    assert share("--config", paths["plain"], "--anneal", "2") == 0.25
+    assert share("--config", paths["chains"], "--anneal", "0") == 0.0
+    assert share("--config", paths["chains"], "--init-from", str(tmp_path)) == 0.0
+    assert share("--config", paths["late"], "--init-from", str(tmp_path)) == 0.6
+    assert main(["train", "--config", paths["late"], "--anneal", "0", "--out", str(tmp_path / "out")]) == 2
+    assert "anneal_from is 0.6 without chains; leave it out, or give their leapfrogs" in capsys.readouterr().err
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +311,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_cannot_be_is_one_line() -> None:
-    with pytest.raises(DohyoError, match=r"anneal_from is 0.5 without chains; give their leapfrogs too, --anneal 8, say"):
+    with pytest.raises(DohyoError, match=r"anneal_from is 0.5 without chains; leave it out, or give their leapfrogs, --anneal 8"):
         DensityConfig(anneal_from=0.5)
     for share in (-0.1, 1.0, math.nan):
         with pytest.raises(DohyoError, match=r"it must be a share of the training, at least 0 and below 1"):

@@ -93,7 +93,7 @@ class Annealed(nn.Module):
         like = torch.empty((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         for name in _NAMES if constants is not None else ():
             value = getattr(constants, name)
-            setattr(self, name, None if value is None else value.detach().to(like))
+            setattr(self, name, None if value is None else value.detach().to(like, copy=True))
 
     @property
     def steps(self) -> int | None:
@@ -182,7 +182,7 @@ class Annealed(nn.Module):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *more: Any) -> None:
         """Constants are taken as they are saved, of any number of leapfrogs, because `tune` may have chosen it."""
         saved: dict[str, Any] = {name: state_dict.get(prefix + name) for name in _NAMES}
-        if saved["step"] is not None:
+        if all(value is not None for name, value in saved.items() if name != "mixing"):
             constants = Constants(**saved)
             constants.check()
             self.constants, self._choose = constants, False

@@ -15,7 +15,7 @@ from dohyo.lab.cli.screen import count, progress_bar, say
 from dohyo.lab.experiments.run import Run
 from dohyo.lab.folder import CHECKPOINT, RESULT, Values
 from dohyo.lab.parsing import Parser
-from dohyo.lab.training.config import RECIPES, filled, resumable_fields
+from dohyo.lab.training.config import StepConfig, resumable_fields
 from dohyo.lab.training.processes import launch, leave, on_first
 from dohyo.lab.training.state import load_checkpoint
 
@@ -23,17 +23,19 @@ _OWN = ("out", "resume", "json", "config", "explicit", "interrupted")  # what is
 
 
 class RunParser(Parser):
-    """--print_config also prints what the recipe says."""
+    """--print_config also prints what other options say, such as the recipe."""
+
+    config_type: type[StepConfig]
 
     def dump(self, cfg: Namespace, **options: Any) -> str:
-        whole = cfg.clone()
-        vars(whole).update(filled(vars(cfg)))
+        whole, implied = cfg.clone(), self.config_type.implied(vars(cfg)).items()
+        vars(whole).update((name, value) for name, value in implied if cfg[name] is None)
         return str(super().dump(whole, **options))
 
     def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Without what the file has only from its recipe, so that another --recipe may follow."""
+        """Without what the file has only from others of its values, such as its recipe: they may be changed."""
         values = super().parse_path(cfg_path, *args, **kwargs)
-        for name, value in RECIPES.get(str(values.get("recipe")), {}).items():
+        for name, value in self.config_type.implied(vars(values)).items():
             if values.get(name) == value:
                 del values[name]
         return values
@@ -42,6 +44,7 @@ class RunParser(Parser):
 def run_parser(run_type: type[Run[Any]], description: str, examples: str) -> Parser:
     """The options of a config, and those of every command that trains."""
     parser = RunParser(description=description, epilog=examples)
+    parser.config_type = run_type.config_type
     parser.add_class_arguments(run_type.config_type)
     parser.add_argument("--out", type=Path, help="a new folder for the run (required unless --resume)")
     text = f"a run's folder, to continue it; of its options only {_resumable(run_type.config_type)} may change"

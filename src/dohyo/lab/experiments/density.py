@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning_fabric import Fabric
@@ -30,6 +30,7 @@ from dohyo.lab.folder import (
     SAMPLES,
     TEST_AVERAGE,
     TEST_VALUES,
+    Values,
     read_records,
     replica_folder,
 )
@@ -46,6 +47,7 @@ class DensityRun(ReplicatedRun[DensityConfig]):
     """A run of `dohyo train`."""
 
     command, config_type, tested_by, outcome = "train", DensityConfig, ("test_terms",), "test_nll"
+    at_first: ClassVar[Values] = {"anneal_from": 0.0}
 
     @cached_property
     def data(self) -> Dataset:
@@ -93,26 +95,27 @@ class DensityRun(ReplicatedRun[DensityConfig]):
 
     def finish(self, fabric: Fabric, on_test: OnTest) -> dict[str, Any]:
         trained, config, data = self.parts[0], self.config, self.data
-        model, chains = unannealed(trained), {}
+        checkpoint = load_checkpoint(self.folder)
+        numbers, before, model, chains = checkpoint["numbers"], before_chains(config, checkpoint), unannealed(trained), {}
+        if before.get("epochs") == numbers["epoch"]:  # it never came to chains
+            trained = model
 
         def test_by(model: nn.Module, terms: int) -> Evaluation:
             return evaluate_over_processes(fabric, model, data.test, IWAE(terms), on_test, config.seed, max_rows=config.max_rows)
 
         test = test_by(model, config.test_terms)
-        if isinstance(trained, Annealed) and trained.steps:
+        if isinstance(trained, Annealed):
             terms = max(1, config.test_terms // trained.evaluations_per_weight)  # as many evaluations of p(x, z)
             found = test_by(trained, terms)
             chains = {
                 "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": terms,
                 "anneal": config.anneal, "verdict_annealed": found.verdict.to_dict(),
             }  # fmt: skip
-        average = self._test_average(fabric, test_by) if config.average else {}
+        average = self._test_average(fabric, trained, test_by) if config.average else {}
         records = read_records(self.folder)
         if fabric.is_global_zero:
             save_evaluation(self.folder / TEST_VALUES, test, IWAE(config.test_terms), run=str(self.folder), split="test")
             self._plot(model.cpu(), records)
-        checkpoint = load_checkpoint(self.folder)
-        numbers, before = checkpoint["numbers"], before_chains(config, checkpoint)
         return {
             "test_nll": -test.mean,
             "test_nll_stderr": test.stderr,
@@ -128,24 +131,31 @@ class DensityRun(ReplicatedRun[DensityConfig]):
             "model": config.model,
             "best_epoch": numbers["best_epoch"],
             "verdict": test.verdict.to_dict(),
-            "warnings": [*(self._unsound(records[-1], numbers["best_epoch"], before) if records else []), *test.warnings],
+            "warnings": [*(self._unsound(records[-1], numbers, before) if records else []), *test.warnings],
         }
 
     @staticmethod
-    def _unsound(last: dict[str, Any], best_epoch: int, before: dict[str, Any]) -> list[str]:
+    def _unsound(last: Values, numbers: Values, before: Values) -> list[str]:
         """What to know of the training besides its numbers, from its last record."""
         each = last.get("lost_chains", 0.0)
         lost = f"in the last epoch {each:.2g} chains for each datum were lost: lower the learning rate, or take fewer leapfrogs"
-        begun = "no epoch had a finite validation NLL, so that the parameters are those before training: lower the learning rate"
+        early = before.get("epochs") == last["epoch"]
+        chains = " through chains" if before and not early else ""
+        begun = (
+            f"no epoch{chains} had a finite validation NLL, so that the parameters are those before training{chains}: lower the "
+            "learning rate"
+        )
         never = "training ended before theta followed chains: give it more time, or a lower --anneal-from"
-        early = before and before["epochs"] == last["epoch"]
-        return [*not_captured(last), *([lost] if each > 0 else []), *([] if best_epoch else [begun]), *([never] if early else [])]
+        found = [(lost, each > 0), (begun, not math.isfinite(numbers["best_score"])), (never, early)]
+        return [*not_captured(last), *(line for line, true in found if true)]
 
-    def _test_average(self, fabric: Fabric, test_by: Callable[[nn.Module, int], Evaluation]) -> dict[str, Any]:
+    def _test_average(
+        self, fabric: Fabric, followed: nn.Module, test_by: Callable[[nn.Module, int], Evaluation]
+    ) -> dict[str, Any]:
         """What the result says of the averaged parameters; the model keeps its best ones."""
         config, terms = self.config, self.config.test_terms
         found = test_by(self.trained(average=True), terms)
-        valid = validation_nll(self.parts[0], self.data.valid.to(fabric.device), config, fabric)()
+        valid = validation_nll(followed, self.data.valid.to(fabric.device), config, fabric)()
         self.trained()
         if fabric.is_global_zero:
             save_evaluation(self.folder / TEST_AVERAGE, found, IWAE(terms), run=str(self.folder), split="test")

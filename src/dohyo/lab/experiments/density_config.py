@@ -1,6 +1,7 @@
 """The options of a run of density modelling, and what they make: data, model, first parameters, objective."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,15 +79,15 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     test_terms: int = option(5000, "The test NLL is by IWAE with this many terms.", resume=True)
 
     def __post_init__(self) -> None:
-        if self.anneal_from is None:
-            self.anneal_from = _ANNEAL_FROM if self.anneal and self.init_from is None else 0.0
         super().__post_init__()
         self._at_least_one("test_terms", "hidden", "latent", "max_terms")
         if not 0 <= self.anneal <= MOST_STEPS:
             wanted = f"it must be a number of leapfrogs, at most {MOST_STEPS}, or 0 for samples of the encoder"
             raise DohyoError(f"anneal is {self.anneal}; {wanted}")
         if self.anneal_from and not self.anneal:
-            raise DohyoError(f"anneal_from is {self.anneal_from} without chains; give their leapfrogs too, --anneal 8, say")
+            raise DohyoError(
+                f"anneal_from is {self.anneal_from} without chains; leave it out, or give their leapfrogs, --anneal 8"
+            )
         self.estimator = self.estimator or ("iwae" if self.anneal else "sumo")
         if self.cost is None:
             self.cost = (
@@ -109,6 +110,12 @@ class DensityConfig(EstimatorConfig, LoopConfig):
             self.clip_decoder = 10.0 if bound else 20.0
         if self.clip_encoder == "auto":
             self.clip_encoder = 10.0 if bound and self.encoder == "same" else 5000.0 if self.encoder == "variance" else 125.0
+
+    @staticmethod
+    def implied(values: Mapping[str, Any]) -> dict[str, Any]:
+        samples_first = values.get("anneal") and values.get("init_from") is None
+        own = {"anneal_from": _ANNEAL_FROM if samples_first else 0.0} if "anneal" in values else {}
+        return {**LoopConfig.implied(values), **own}
 
     def objective(self) -> MaximumLikelihood:
         estimator, encoder = self.make_estimator(self.max_terms), self.encoder or ("dreg" if self.anneal else None)
@@ -163,8 +170,9 @@ def decoder_passes(objective: MaximumLikelihood, steps: int) -> dict[str, float]
 
 def before_chains(config: DensityConfig, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """How a run was trained before its theta followed chains: nothing for one that had none before, or has none."""
-    epochs = checkpoint.get("chains_since", 0) if len(checkpoint["model"].get("step", ())) else checkpoint["numbers"]["epoch"]
-    if not config.anneal or not epochs:
+    chains = checkpoint["chains"]
+    epochs = checkpoint["numbers"]["epoch"] if chains["waiting"] else chains["since"]
+    if not epochs:
         return {}
     first = by_samples(config.objective(), config.anneal)
     about = {"estimator": "iwae", "expected_cost": first.estimator.expected_cost, "decoder_passes": decoder_passes(first, 0)}

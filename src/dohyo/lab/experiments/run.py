@@ -114,11 +114,13 @@ class Run(ABC, Generic[C]):
         command: The subcommand of `dohyo` that starts and resumes such runs.
         config_type: Its config.
         tested_by: The fields of the last test that the result repeats: where they differ, the run is tested again.
+        at_first: What runs had that began before there was an option for it, where its default is something else.
     """
 
     command: ClassVar[str]
     config_type: ClassVar[type]
     tested_by: ClassVar[tuple[str, ...]] = ()
+    at_first: ClassVar[Values] = {}
 
     def __init__(self, folder: Path, config: C) -> None:
         self.folder, self.config = folder, config
@@ -127,7 +129,7 @@ class Run(ABC, Generic[C]):
     def open(cls, folder: Path) -> Self:
         """The run that a folder holds."""
         check_places(folder)
-        values = config_of(folder, cls.command)
+        values = {**cls.at_first, **config_of(folder, cls.command)}
         try:
             return cls(folder, cls.config_type(**config_parser(cls.config_type).parse_object(values).as_dict()))
         except DohyoError as error:

@@ -112,7 +112,7 @@ class Program:
         self.contexts = ExitStack()
         self.graphs: Any = None  # on a CUDA GPU, if captured
         self.batch, self.varying = config.batch_size, objective.estimator.depth_law.cap > 0
-        models, generators = [state.model for state in states], [state.noise for state in states if state.noise is not None]
+        models, generators = [state.following for state in states], [state.noise for state in states if state.noise is not None]
         options = {"compiler": network if captured else None, "varying": captured and self.varying}
         self.models = self._stacked(models, generators, encoder=str(objective.encoder), **options)
         self.device, self.chains = self.models.flat.device, through_chains(models[0])

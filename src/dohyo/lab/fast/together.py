@@ -68,7 +68,7 @@ def train_together(
             behind = min(run.state.progress.epoch for run in going)
             team = [run for run in going if run.state.progress.epoch == behind]
             following = team[0].objective
-            team = [run for run in team if run.objective == following]  # in time some may turn to chains before others
+            team = [run for run in team if run.objective == following]  # by the clock some may turn to chains before others
             if program is None or program.states != [run.state for run in team] or program.objective != following:
                 program = None
                 gc.collect()  # frees the graphs of the last program before new ones are recorded
@@ -131,6 +131,9 @@ def _check_alike(configs: Sequence[StepConfig]) -> None:
     """Raise a DohyoError if configs differ in something that one program must share."""
     first = identity(configs[0])
     for config in configs[1:]:
+        if getattr(config, "anneal_from", 0) and config.length != configs[0].length:
+            wanted = "runs that turn to chains together need as many"
+            raise DohyoError(f"epochs are {config.length} and {configs[0].length}; {wanted}")
         for key, value in identity(config).items():
             if key != "seed" and value != first[key]:
                 raise DohyoError(f"{key} is {value} and {first[key]}; runs that are trained together differ in seed alone")

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dohyo.annealing import Annealed, Constants
 from dohyo.annealing.chain import Source
 from dohyo.estimators import IWAE
-from dohyo.objectives import MaximumLikelihood
+from dohyo.objectives import Encoder, MaximumLikelihood
 
 PILOT = 256  # training data on which chains are tuned
 
@@ -17,20 +17,9 @@ PILOT = 256  # training data on which chains are tuned
 class Chains:
     """How far a run is with the chains that theta follows in the end."""
 
-    steps: int  # leapfrogs
-    waiting: bool  # whether theta still follows samples of the encoder; the model then has chains of no leapfrogs
+    waiting: bool  # whether theta still follows samples of the encoder
     since: int = 0  # epochs before it followed chains
     lost: bool = False  # whether some were lost in the last epoch
-
-    @classmethod
-    def of(cls, model: nn.Module, waiting: bool) -> "Chains | None":
-        """Those of a model that has not been trained, if it has any; where they wait it is left without leapfrogs."""
-        if not isinstance(model, Annealed) or not model.steps:
-            return None
-        made = cls(model.steps, waiting)
-        if waiting:
-            lengthened(model, 0)
-        return made
 
     def due(self, epoch: int) -> bool:
         """Whether chains are tuned before this epoch: the more slowly the model changes, the more rarely. On the digits that was
@@ -53,21 +42,21 @@ def by_samples(objective: Any, steps: int) -> MaximumLikelihood:
         IWAE(k=28)
     """
     terms = objective.estimator.expected_cost * sum(passes(steps)) / sum(passes(0))
-    return MaximumLikelihood(IWAE(max(1, round(terms))), "dreg" if objective.encoder == "variance" else objective.encoder)
+    encoder: Encoder = "iwae" if objective.encoder == "variance" else objective.encoder  # the variance of a bound is no aim
+    return MaximumLikelihood(IWAE(max(1, round(terms))), encoder)
+
+
+def has_chains(model: object) -> bool:
+    """Whether theta follows chains, at least in the end."""
+    return isinstance(model, Annealed) and bool(model.steps)
 
 
 def phases(models: Any, objective: Any, anneal_from: float) -> list[tuple[Any, Any]]:
     """Models and what their theta follows, one after the other."""
     last = [(models, objective)]
-    if anneal_from > 0 and isinstance(models[0], Annealed) and models[0].steps:
+    if anneal_from > 0 and has_chains(models[0]):
         return [([model.model for model in models], by_samples(objective, models[0].steps)), *last]
     return last
-
-
-def lengthened(model: Any, steps: int) -> None:
-    """Give a model chains of another number of leapfrogs, which were never tuned."""
-    known = model.constants
-    model.constants = Constants.plain(steps).of_size((known.size if known else None) or 1)
 
 
 def tune_chains(model: Annealed, pilot: Tensor, seed: int, first: bool) -> None:

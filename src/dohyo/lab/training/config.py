@@ -142,11 +142,10 @@ class StepConfig(Options, ABC):
         """Whether to lower the learning rate after this epoch because nothing has improved."""
         return False
 
-
-def filled(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the recipe among these values of a `LoopConfig` says about those that are None."""
-    recipe = named(RECIPES, values["recipe"], "recipe") if "recipe" in values else {}
-    return {name: value for name, value in recipe.items() if values[name] is None}
+    @staticmethod
+    def implied(values: Mapping[str, Any]) -> dict[str, Any]:
+        """What options of such a config are if they are left out, as far as these values of others decide it."""
+        return {}
 
 
 @dataclass
@@ -177,7 +176,8 @@ class LoopConfig(StepConfig):
     valid_terms: int = option(20, "The validation NLL is estimated by IWAE with this many terms.")
 
     def __post_init__(self) -> None:
-        vars(self).update(filled(vars(self)))
+        implied = self.implied(vars(self)).items()
+        vars(self).update((name, value) for name, value in implied if getattr(self, name) is None)
         super().__post_init__()
         self._at_least_one("epochs", "lr_patience", "stop_patience", "valid_terms")
         if self.average < 0:
@@ -187,14 +187,17 @@ class LoopConfig(StepConfig):
         if not 0 < self.lr_factor < 1:
             raise DohyoError(f"lr_factor is {self.lr_factor}; it must lie strictly between 0 and 1")
 
+    @staticmethod
+    def implied(values: Mapping[str, Any]) -> dict[str, Any]:
+        return named(RECIPES, values["recipe"], "recipe") if "recipe" in values else {}
+
     def over(self, progress: Progress) -> bool:
-        stale = self.schedule == "plateau" and progress.stale >= self.stop_patience
-        return super().over(progress) or (stale and self.by_chains(progress))
+        return super().over(progress) or (self.schedule == "plateau" and progress.stale >= self.stop_patience)
 
     def by_chains(self, progress: Progress) -> bool:
-        """Whether theta follows chains from here on, if it ever does. Replicas must turn to them in the same epoch."""
+        """Whether theta follows chains from here on, if it ever does."""
         of_time = progress.seconds / (self.max_seconds or math.inf)
-        return progress.epoch >= int(self.anneal_from * self.epochs * (1 + 1e-9)) or self.anneal_from <= of_time < 1
+        return progress.epoch >= int(self.anneal_from * self.epochs * (1 + 1e-9)) or of_time >= self.anneal_from
 
     def rate(self, progress: Progress) -> float:
         if self.schedule == "plateau":

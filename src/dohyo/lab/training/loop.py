@@ -17,7 +17,7 @@ from dohyo.errors import DohyoError
 from dohyo.evaluation import isolated
 from dohyo.files import plain, replacing
 from dohyo.lab.folder import CHECKPOINT, METRICS, TENSORBOARD, read_records
-from dohyo.lab.training.chains import by_samples, phases, sized
+from dohyo.lab.training.chains import by_samples, has_chains, phases, sized
 from dohyo.lab.training.config import LoopConfig
 from dohyo.lab.training.processes import launch, matmul_precision, only_writer, sum_over_processes
 from dohyo.lab.training.state import State
@@ -54,6 +54,8 @@ def fit(
     """
     config = config or LoopConfig()
     task, few = task_of(data, config.seed)
+    if config.anneal_from and not has_chains(model):
+        raise DohyoError(f"anneal_from is {config.anneal_from}, but the model has no chains; give dohyo.Annealed(model, 8), say")
     check(model, objective, few, config.anneal_from)
     if isinstance(model, Annealed):
         model.constants = sized(model, few)
@@ -183,15 +185,14 @@ class Training:
                 self.state.restore(folder, config, fabric, task)
                 self.log = RunLog(folder, self.state.progress.epoch) if fabric.is_global_zero else None
                 self.lock = lock.pop_all()  # until `close`
-        self.over: bool = config.over(self.state.progress)
+        self.over = False
+        self._turn_or_end()
 
     @property
     def objective(self) -> Any:
         """What theta and phi follow in the next epoch."""
-        chains = self.state.chains
-        if chains is None or not chains.waiting:
-            return self.last_objective
-        return by_samples(self.last_objective, chains.steps)
+        model: Any = self.state.model
+        return self.last_objective if self.state.following is model else by_samples(self.last_objective, model.steps)
 
     def end_epoch(self, record: Record, started: float, trained: float) -> Record:
         """Check the epoch, write the log and perhaps a checkpoint, and return the record; raise `Diverged` if numbers are NaN."""
@@ -217,7 +218,7 @@ class Training:
 
     def begin_check(self, record: Record) -> Callable[[], Record]:
         """Begin the task's check; the function that is returned waits for it, and gives the record with its results."""
-        results = self.task.begin_check(self.state.model, record, self.config, self.fabric)
+        results = self.task.begin_check(self.state.following, record, self.config, self.fabric)
         return lambda: record | results()
 
     def count_epoch(self, record: Record, step_seconds: float, seconds: float) -> Record:
@@ -229,12 +230,19 @@ class Training:
         record = {"epoch": progress.epoch, "step": progress.step, **record, "seconds": progress.seconds}
         if self.log is not None:
             self.log.append(record)
-        if (chains := self.state.chains) is not None:
-            chains.lost = record.get("lost_chains", 0.0) > 0
-            if chains.waiting and self.fabric.broadcast(self.config.by_chains(progress)):
-                self.state.turn(chains)
-        self.over = self.fabric.broadcast(self.config.over(progress))
+        if self.state.chains is not None:
+            self.state.chains.lost = record.get("lost_chains", 0.0) > 0
+        self._turn_or_end()
         return record
+
+    def _turn_or_end(self) -> None:
+        """See whether the run ends here, or whether theta follows chains from here on; the first process's clock decides."""
+        progress, waiting = self.state.progress, self.state.following is not self.state.model
+        if waiting and progress.stale >= self.config.stop_patience:
+            progress.stale = 0  # patience with samples alone ends no run
+        self.over = self.fabric.broadcast(self.config.over(progress))
+        if waiting and not self.over and self.fabric.broadcast(self.config.by_chains(progress)):
+            self.state.turn()
 
     def due(self) -> bool:
         """Whether to write the checkpoint now."""

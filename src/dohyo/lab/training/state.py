@@ -12,16 +12,17 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from dohyo.contract import split, through_chains
+from dohyo.contract import split
 from dohyo.errors import DohyoError, reporting
 from dohyo.files import replacing
 from dohyo.lab.claims import check_checkpoint
 from dohyo.lab.folder import CHECKPOINT, as_values, check_values
-from dohyo.lab.training.chains import Chains, lengthened
+from dohyo.lab.training.chains import Chains, has_chains
 from dohyo.lab.training.config import LoopConfig, Progress, StepConfig, resumable_fields
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.tasks import Task
 
+_CHAINS = {"waiting": bool, "since": int, "lost": bool}
 _NUMBERS = {each.name: float | int if each.type is float else each.type for each in dataclasses.fields(Progress)}
 
 
@@ -54,7 +55,6 @@ class State:
         if noise is None:
             torch.manual_seed(seed)
         k_seed = config.seed if config.k_seed is None else config.k_seed
-        chains = Chains.of(model, waiting=isinstance(config, LoopConfig) and not config.by_chains(Progress()))
         return cls(
             model,
             _optimiser(model, config, fabric.device),
@@ -64,8 +64,14 @@ class State:
             rate=config.learning_rate,
             noise=noise,
             average=averaged(model, config.average) if isinstance(config, LoopConfig) and config.average else None,
-            chains=chains,
+            chains=Chains(isinstance(config, LoopConfig) and config.anneal_from > 0) if has_chains(model) else None,
         )
+
+    @property
+    def following(self) -> nn.Module:
+        """The model whose log-weights theta and phi follow in the next epoch."""
+        waiting = self.chains is not None and self.chains.waiting
+        return self.model.model if waiting else self.model  # type: ignore[return-value]
 
     def set_rate(self, rate: float) -> None:
         self.rate = rate
@@ -89,13 +95,10 @@ class State:
             progress.stale += 1
             progress.drops += config.drops(progress)
 
-    def turn(self, chains: Chains) -> None:
+    def turn(self) -> None:
         """Let theta follow chains from here on. What was validated by samples is not compared with what is by chains."""
-        progress = self.progress
-        for model in (self.model, *([] if self.average is None else [self.average.module])):
-            lengthened(model, chains.steps)
-        chains.waiting, chains.since = False, progress.epoch
-        progress.best_score, progress.stale = math.inf, 0
+        self.chains = Chains(waiting=False, since=self.progress.epoch)
+        self.progress.best_score, self.progress.stale = math.inf, 0
 
     def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
         """Write the checkpoint; every process must call this, but only the first one writes."""
@@ -118,7 +121,7 @@ class State:
             "order": self.order.get_state(),
             "noise": gather(fabric, noise),
             "numbers": dataclasses.asdict(self.progress),
-            **({} if self.chains is None else {"lost": self.chains.lost, "chains_since": self.chains.since}),
+            **({} if self.chains is None else {"chains": dataclasses.asdict(self.chains)}),
         }
         if fabric.is_global_zero:
             try:
@@ -159,8 +162,7 @@ class State:
                 moments[name] = moment.clone() if isinstance(moment, Tensor) else moment  # a stranger's may overlap
         self.best = checkpoint["best"]
         if self.chains is not None:
-            self.chains.waiting = not through_chains(self.model)
-            self.chains.since, self.chains.lost = int(checkpoint.get("chains_since", 0)), bool(checkpoint.get("lost"))  # new keys
+            self.chains = Chains(**{name: checkpoint["chains"][name] for name in _CHAINS})
         self.order.set_state(checkpoint["order"])
         noise = checkpoint["noise"][fabric.global_rank]
         self.depth.set_state(noise["depth"])
@@ -234,12 +236,13 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     parts = {"model": dict, "best": dict, "optimiser": dict, "config": dict, "numbers": dict, "noise": list}
     if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(key), kind) for key, kind in parts.items()):
         raise DohyoError(f"{path}: is not a checkpoint of dohyo, or is damaged")
+    chains = checkpoint.setdefault("chains", {"waiting": False, "since": 0, "lost": checkpoint.get("lost") is True})  # a new key
     known = {each.name for each in dataclasses.fields(Progress)}
     tasks = [isinstance(noise, dict) and "task" in noise for noise in checkpoint["noise"]]
-    if set(checkpoint["numbers"]) != known or not all(tasks):
+    if set(checkpoint["numbers"]) != known or not all(tasks) or not isinstance(chains, dict):
         raise DohyoError(f"{path}: was made by another version of dohyo; start a new run, or resume it with that version")
     numbers = check_values(checkpoint["numbers"], _NUMBERS, path, "start a new run")
-    for name, number in numbers.items():
+    for name, number in (numbers | check_values(chains, _CHAINS, path, "start a new run")).items():
         if isinstance(number, int) and not 0 <= number < 2**53:
             raise DohyoError(f"{path}: {name} is {number!r:.40}; start a new run")
     return checkpoint

@@ -34,7 +34,7 @@ def train_step(
     state.optimiser.zero_grad()
     if len(x) > 0:
         baseline = totals.baseline.nan_to_num(0.0).expand(len(x)) if objective.running_baseline else 0.0
-        outcome = objective(state.model, x, state.depth, baseline)
+        outcome = objective(state.following, x, state.depth, baseline)
         loss = outcome.loss if len(x) == batch else outcome.loss * (len(x) / batch)  # it is a mean over this process's part
         loss.backward()
         if objective.running_baseline:

@@ -250,7 +250,7 @@ def validation_nll(model: nn.Module, valid: Tensor, config: LoopConfig, fabric: 
     """
     own = valid[fabric.global_rank :: fabric.world_size]
     terms = config.valid_terms
-    if isinstance(model, Annealed) and model.steps:  # about as many passes through the decoder
+    if isinstance(model, Annealed):  # about as many passes through the decoder
         terms = max(1, 3 * terms // model.evaluations_per_weight)
     estimator = IWAE(terms)
     seed = config.seed + fabric.global_rank
