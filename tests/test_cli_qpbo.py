@@ -72,7 +72,7 @@ def test_a_time_limit_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert 0.3 <= found["seconds"] < 10
     assert found["evaluations"] == 20 * found["steps"]
     assert main(["qpbo", "--resume", str(tmp_path / "a")]) == 0
-    assert "it ended by itself" in capsys.readouterr().out
+    assert "--max-seconds N extends it" in capsys.readouterr().out
     assert main(["qpbo", "--resume", str(tmp_path / "a"), "--max-seconds", "0.6"]) == 0, capsys.readouterr().err
     assert result(tmp_path / "a")["steps"] > found["steps"]
 

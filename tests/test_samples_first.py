@@ -20,6 +20,7 @@ from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.fast.together import Replica, train_together
 from dohyo.lab.folder import read_records, write_config
 from dohyo.lab.plots.runs import plot_learning_curves
+from dohyo.lab.report.runs import differences, read_run
 from dohyo.lab.training import tasks
 from dohyo.lab.training.chains import by_samples, passes
 from dohyo.lab.training.config import LoopConfig, Progress
@@ -303,11 +304,31 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     known = {"hidden": 16, "latent": 4, "batch-size": 600, "test-terms": 20, "device": "cpu", "epochs": 4}
     options = [part for name, value in known.items() for part in (f"--{name}", str(value))]
     assert main(["train", "--anneal", "2", *options, "--out", str(tmp_path / "a")]) == 0
-    assert "through chains: train" in capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())
+    assert "through chains: train" in told
+    assert "trained by iwae at 12, and after 0.25 of the training by iwae over 4 chains of 2 leapfrogs" in told
+    assert "iwae at 12 for 1 epoch, then iwae over 4 chains of 2 leapfrogs, 4 epochs" in told
     assert ["lost_chains" in record for record in read_records(tmp_path / "a")] == [False, True, True, True]
     more = ["--anneal", "2", "--cost", "1", "--init-from", str(tmp_path / "a"), "--out", str(tmp_path / "b")]
     assert main(["train", *options, *more]) == 0
     assert DensityRun.open(tmp_path / "b").config.anneal_from == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "trained by iwae over 1 chain of 2 leapfrogs" in told
+    assert main(["train", *options, "--estimator", "iwae", "--cost", "2", "--out", str(tmp_path / "c")]) == 0
+    capsys.readouterr()
+    assert main(["compare", *(str(tmp_path / name) for name in "ca"), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["differences"]
+    assert found["warnings"][0].startswith(f"{tmp_path / 'a'} was trained through chains and is tested by its encoder's weights")
+    assert main(["compare", *(str(tmp_path / name) for name in "cc"), "--json"]) == 0
+    assert "chains" not in capsys.readouterr().out
+    entries = {name: read_run(tmp_path / name) for name in "ac"}
+    by_samples, by_chains = (entries[name].compared for name in "ca")
+    assert (by_samples["leapfrogs"], by_chains["leapfrogs"]) == (None, 2)
+    assert (by_samples["decoder passes"].text, by_chains["decoder passes"].text) == ("2 + 4", "16 + 20")
+    assert by_chains["by chains"].key == json.loads((tmp_path / "a/result.json").read_text())["test_nll_annealed"]
+    assert "in chains of 2 leapfrogs" in entries["a"].question
+    (table,) = differences(list(entries.values()))
+    assert "a was trained through chains" in table.note
 
 
 def test_what_cannot_be_is_one_line() -> None:

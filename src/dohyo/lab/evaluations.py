@@ -64,6 +64,16 @@ def load_evaluation(path: Path, name: str | None = None) -> Saved:
     return Saved(name or str(path), found, estimator, about)
 
 
+def of_encoders(saved: Sequence[Saved]) -> list[str]:
+    """What to know of evaluations by the weights of encoders that theta did not follow."""
+    return [
+        f"{one.name} was trained through chains and is tested by its encoder's weights, so that this compares encoders too: "
+        "dohyo evaluate each run with --anneal 16, then compare them again"
+        for one in saved
+        if one.about.get("through_chains")
+    ]
+
+
 def is_current(path: Path) -> bool:
     """Whether a run has this file, of the parameters that its result is about."""
     if not path.is_file():

@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 import dohyo
 from dohyo.errors import DohyoError
 from dohyo.lab.cli.screen import answer, measured, say, show_table
-from dohyo.lab.evaluations import Saved, saved_evaluations
+from dohyo.lab.evaluations import Saved, of_encoders, saved_evaluations
 from dohyo.lab.experiments.run import config_of
 from dohyo.lab.folder import CONFIG
 from dohyo.lab.parsing import Parser
@@ -52,7 +52,7 @@ def difference(a: Saved, b: Saved, confidence: float = 0.95) -> dict[str, Any]:
     low, high = found.interval
     better = a.name if low > 0 else b.name if high < 0 else None
     return {"a": a.name, "b": b.name, "difference": found.difference, "stderr": found.stderr, "interval": [low, high],
-            "better": better, "warnings": list(found.warnings)}  # fmt: skip
+            "better": better, "warnings": [*of_encoders([a, b]), *found.warnings]}  # fmt: skip
 
 
 def _show(saved: list[Saved], differences: list[dict[str, Any]], confidence: float) -> None:

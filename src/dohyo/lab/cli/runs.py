@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -83,8 +84,11 @@ def run_command(
                 with _peers(run.folder):
                     result = _train(run, fabric, quiet, config.interrupted, note)
             elif not quiet:
-                reason = "it ended by itself" if result[run.length] < run.config.length else f"--{run.length} N extends it"
-                say(f"{run.folder}: already finished after {count(result[run.length])} {run.length}; {reason}")
+                done, unit = result[run.length], run.config.unit
+                late = result["seconds"] >= (run.config.max_seconds or math.inf)
+                longer = f"--{run.length}" if done >= run.config.length else "--max-seconds" if late else ""
+                reason = f"{longer} N extends it" if longer else "it ended by itself"
+                say(f"{run.folder}: already finished after {count(done)} {unit}{'s' * (done != 1)}; {reason}")
     except KeyboardInterrupt:
         text = f"interrupted; continue with: dohyo {run.command} --resume {run.folder}"
         raise KeyboardInterrupt(text if fabric.is_global_zero else "") from None  # said once

@@ -105,7 +105,7 @@ def of_replicas(result: dict[str, Any]) -> str:
 
 def each_replica(result: dict[str, Any], key: str) -> list[str]:
     """The line about one number of each replica; none if there is one run."""
-    if not result.get("replicas"):
+    if not result.get("replicas") or f"{key}_spread" not in result:
         return []
     each = ", ".join(number(replica[key]) for replica in result["replicas"])
     return [f"each: {each}; their standard deviation is {number(result[f'{key}_spread'])}"]

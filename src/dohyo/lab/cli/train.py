@@ -39,14 +39,25 @@ def _note(record: dict[str, Any]) -> str:
 
 def _summary(result: dict[str, Any]) -> list[str]:
     nll, stderr = number(result["test_nll"]), number(result["test_nll_stderr"])
-    how = f"{result['estimator']} at an expected cost of {result['expected_cost']:.4g}"
     length = f"{count(result['epochs'])} epoch{'s' * (result['epochs'] != 1)}, {result['seconds']:.0f} s"
-    lines = [f"{of_replicas(result)}test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {how}, {length}"]
+    lines = [f"{of_replicas(result)}test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {_how(result)}, {length}"]
+    lines += each_replica(result, "test_nll")
     if "test_nll_annealed" in result:
         chains = f"{result['test_chains']} chain{'s' * (result['test_chains'] != 1)} of {result['anneal']} leapfrogs"
         lines.append(f"by {chains}: {number(result['test_nll_annealed'])} ± {number(result['test_nll_annealed_stderr'])}")
+        lines += each_replica(result, "test_nll_annealed")
         lines += [f"{chains}: verdict: {verdict['reason']}" for verdict in [result.get("verdict_annealed")] if verdict]
-    if "test_nll_average" in result:
-        lines.append(f"averaged parameters: {number(result['test_nll_average'])} ± {number(result['test_nll_average_stderr'])}")
-    lines += each_replica(result, "test_nll")
+    for name, by in (("test_nll_average", ""), ("test_nll_average_annealed", ", by chains")):
+        if name in result:
+            lines.append(f"averaged parameters{by}: {number(result[name])} ± {number(result[f'{name}_stderr'])}")
     return lines + verdict_lines(result)
+
+
+def _how(result: dict[str, Any]) -> str:
+    """What theta followed."""
+    cost, before = result["expected_cost"], result.get("before_chains")
+    first = f"iwae at {before['expected_cost']:.4g}" if before else ""
+    if "test_nll_annealed" not in result:
+        return first or f"{result['estimator']} at an expected cost of {cost:.4g}"
+    how = f"{result['estimator']} over {cost:.4g} chain{'s' * (cost != 1)} of {result['anneal']} leapfrogs"
+    return f"{first} for {count(before['epochs'])} epoch{'s' * (before['epochs'] != 1)}, then {how}" if before else how

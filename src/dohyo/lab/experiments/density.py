@@ -34,6 +34,7 @@ from dohyo.lab.folder import (
     read_records,
     replica_folder,
 )
+from dohyo.lab.training.chains import by_samples
 from dohyo.lab.training.loop import check
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import load_checkpoint
@@ -46,7 +47,8 @@ SAMPLED = 1000  # samples of the model in the pictures of a table
 class DensityRun(ReplicatedRun[DensityConfig]):
     """A run of `dohyo train`."""
 
-    command, config_type, tested_by, outcome = "train", DensityConfig, ("test_terms",), "test_nll"
+    command, config_type, tested_by = "train", DensityConfig, ("test_terms",)
+    outcomes = ("test_nll", "test_nll_annealed")
     at_first: ClassVar[Values] = {"anneal_from": 0.0}
 
     @cached_property
@@ -61,7 +63,19 @@ class DensityRun(ReplicatedRun[DensityConfig]):
     def notes(self) -> list[str]:
         data = self.data
         splits = f"{len(data.train):,} to train on, {len(data.valid):,} to validate, {len(data.test):,} to test"
-        return [f"{data.name}: {'x'.join(map(str, data.shape))} {data.about}; {splits}"]
+        return [f"{data.name}: {'x'.join(map(str, data.shape))} {data.about}; {splits}", *self._plan()]
+
+    def _plan(self) -> list[str]:
+        """What theta follows, where that is chains."""
+        config = self.config
+        if not config.anneal:
+            return []
+        objective = config.objective()
+        count, first = (each.estimator.expected_cost for each in (objective, by_samples(objective, config.anneal)))
+        chains = f"{config.estimator} over {count:.4g} chain{'s' * (count != 1)} of {config.anneal} leapfrogs"
+        if not config.anneal_from:
+            return [f"trained by {chains}"]
+        return [f"trained by iwae at {first:.4g}, and after {config.anneal_from:.4g} of the training by {chains}"]
 
     def make_parts(self) -> tuple[nn.Module, OnData, MaximumLikelihood]:
         config, x = self.config, self.data.train_batch(torch.arange(min(2, len(self.data.train))))
@@ -105,16 +119,16 @@ class DensityRun(ReplicatedRun[DensityConfig]):
 
         test = test_by(model, config.test_terms)
         if isinstance(trained, Annealed):
-            terms = max(1, config.test_terms // trained.evaluations_per_weight)  # as many evaluations of p(x, z)
-            found = test_by(trained, terms)
+            found = test_by(trained, self._test_chains)
             chains = {
-                "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": terms,
+                "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": self._test_chains,
                 "anneal": config.anneal, "verdict_annealed": found.verdict.to_dict(),
             }  # fmt: skip
         average = self._test_average(fabric, trained, test_by) if config.average else {}
         records = read_records(self.folder)
         if fabric.is_global_zero:
-            save_evaluation(self.folder / TEST_VALUES, test, IWAE(config.test_terms), run=str(self.folder), split="test")
+            about = {"run": str(self.folder), "split": "test", "through_chains": isinstance(trained, Annealed)}
+            save_evaluation(self.folder / TEST_VALUES, test, IWAE(config.test_terms), **about)
             self._plot(model.cpu(), records)
         return {
             "test_nll": -test.mean,
@@ -156,10 +170,19 @@ class DensityRun(ReplicatedRun[DensityConfig]):
         config, terms = self.config, self.config.test_terms
         found = test_by(self.trained(average=True), terms)
         valid = validation_nll(followed, self.data.valid.to(fabric.device), config, fabric)()
+        chains = {}
+        if isinstance(followed, Annealed):
+            by_chains = test_by(followed, self._test_chains)
+            chains = {"test_nll_average_annealed": -by_chains.mean, "test_nll_average_annealed_stderr": by_chains.stderr}
         self.trained()
         if fabric.is_global_zero:
             save_evaluation(self.folder / TEST_AVERAGE, found, IWAE(terms), run=str(self.folder), split="test")
-        return {"test_nll_average": -found.mean, "test_nll_average_stderr": found.stderr, "valid_nll_average": valid}
+        return {"test_nll_average": -found.mean, "test_nll_average_stderr": found.stderr, "valid_nll_average": valid, **chains}
+
+    @property
+    def _test_chains(self) -> int:
+        """As many as take the evaluations of p(x, z) of the test by samples."""
+        return max(1, self.config.test_terms // (3 * self.config.anneal + 1))
 
     def _plot(self, model: Any, records: list[dict[str, Any]]) -> None:
         from dohyo.lab.plots.runs import is_image, plot_images, plot_learning_curves, plot_reconstructions

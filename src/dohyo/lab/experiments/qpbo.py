@@ -260,7 +260,7 @@ class Optimise(OnDraws):
 class QPBORun(ReplicatedRun[QPBOConfig]):
     """A run of `dohyo qpbo`."""
 
-    command, config_type, outcome = "qpbo", QPBOConfig, "best_reward"
+    command, config_type, outcomes = "qpbo", QPBOConfig, ("best_reward",)
 
     @cached_property
     def problem(self) -> Reward:

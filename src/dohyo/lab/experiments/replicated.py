@@ -22,7 +22,7 @@ from dohyo.lab.training.loop import Diverged
 class ReplicatedRun(Run[C]):
     """A run, or one that is made of several, each in a folder of its own."""
 
-    outcome: ClassVar[str]  # the number of a result whose spread over the replicas is given
+    outcomes: ClassVar[tuple[str, ...]]  # the numbers of a result whose spread over the replicas is given, the main one first
 
     def __init__(self, folder: Path, config: C, of: "Self | None" = None) -> None:
         super().__init__(folder, config)
@@ -117,15 +117,18 @@ class ReplicatedRun(Run[C]):
             raise Diverged(str(error), [pending[place] for place in error.places]) from error
 
     def joined(self, results: list[dict[str, Any]]) -> dict[str, Any]:
-        """The mean of every number that differs between replicas, with the spread of the outcome, and the replicas."""
-        found = [result[self.outcome] for result in results]
-        spread = statistics.stdev(found) if None not in found else None
-        stderr = None if spread is None else spread / math.sqrt(len(found))
+        """The mean of every number that differs between replicas, with the spread of the outcomes, and the replicas."""
+        spreads: dict[str, float | None] = {}
+        for name in self.outcomes:
+            if all(name in result for result in results):
+                found = [result[name] for result in results]
+                spread = statistics.stdev(found) if None not in found else None
+                spreads[f"{name}_spread"] = spread
+                spreads[f"{name}_mean_stderr"] = None if spread is None else spread / math.sqrt(len(found))
         own = {"seed": self.config.seed, "warnings": sorted({line for result in results for line in result.get("warnings", ())})}
         for key in ("verdict", "verdict_annealed"):
             if verdicts := [result[key] for result in results if result.get(key)]:
                 own[key] = min(verdicts, key=lambda verdict: (False, None, True).index(verdict["trusted"]))  # the worst
-        spreads = {f"{self.outcome}_spread": spread, f"{self.outcome}_mean_stderr": stderr}
         return {**_mean(results), **own, **spreads, "replicas": results}
 
 

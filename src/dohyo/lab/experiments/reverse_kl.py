@@ -135,7 +135,7 @@ class ReverseKLRun(ReplicatedRun[ReverseKLConfig]):
     """A run of `dohyo reverse-kl`."""
 
     command, config_type, tested_by = "reverse-kl", ReverseKLConfig, ("test_draws", "test_terms", "anneal")
-    outcome = "reverse_kl"
+    outcomes = ("reverse_kl",)
 
     @cached_property
     def target(self) -> Target:

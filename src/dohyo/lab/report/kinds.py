@@ -27,9 +27,11 @@ _CONFIG = {
     "seed": int, "estimator": str, "cost": float | int, "encoder": _TEXT, "hidden": int, "latent": int, "batch_size": int,
     "data": _TEXT, "model": _TEXT, "test_terms": _WHOLE, "replicas": _WHOLE, "target": _TEXT, "test_draws": _WHOLE,
     "policy": _TEXT, "variables": _WHOLE, "instance": _TEXT, "index": _WHOLE, "reward": _TEXT, "entropy": _NUMBER,
+    "anneal": _WHOLE,
 }  # fmt: skip
 _RESULT = {"epochs": float | int, "steps": float | int, "warnings": list | None, "versions": dict | None, "diverged": bool | None,
-           "verdict": dict | None, "verdict_annealed": dict | None, "replicas": list | None, "moments": dict | None}  # fmt: skip
+           "verdict": dict | None, "verdict_annealed": dict | None, "replicas": list | None, "moments": dict | None,
+           "decoder_passes": dict | None}  # fmt: skip
 _NUMBERS = (
     "test_nll_annealed", "test_nll_annealed_stderr", "test_chains", "anneal", "test_nll_average", "test_nll_average_stderr",
     "seconds", "expected_cost", "test_nll", "test_nll_stderr", "test_nll_spread", "test_terms", "valid_nll", "best_epoch",
@@ -93,7 +95,8 @@ class Kind(ABC):
         """The estimator with the cost that was asked for and the one that resulted."""
         expected = self.result.get("expected_cost")
         beside = "" if expected is None else f" (expected {expected:.4g})"
-        return f"{self.config['estimator']} at cost {self.config['cost']:g}{beside}"
+        chains = f" in chains of {leapfrogs} leapfrogs" if (leapfrogs := self.config.get("anneal")) else ""
+        return f"{self.config['estimator']} at cost {self.config['cost']:g}{beside}{chains}"
 
     def estimator_columns(self) -> Values:
         c = self.config
@@ -122,12 +125,16 @@ class Train(Kind):
 
     def compared(self) -> Values:
         c, r = self.config, self.result
+        chains = r.get("test_nll_annealed")
         return {
             "data": _short(c["data"]),
             "test by": f"IWAE-{c.get('test_terms')}",
             "model": c.get("model"),
             **self.estimator_columns(),
+            "leapfrogs": c.get("anneal") or None,
+            "decoder passes": self._passes(),
             "test NLL": measured(r.get("test_nll"), r.get("test_nll_stderr")),
+            "by chains": Cell(with_error(chains, r.get("test_nll_annealed_stderr")), chains),
             "replicas": len(r["replicas"]) if r.get("replicas") else None,
             "their spread": self._spread(),
             "epochs": r.get("epochs"),
@@ -161,6 +168,12 @@ class Train(Kind):
         value = with_error(r["test_nll_annealed"], r.get("test_nll_annealed_stderr"))
         name = f"Test NLL by {number(r.get('test_chains'))} chains of {number(r.get('anneal'))} leapfrogs, nats"
         return [(name, judged(value, {"verdict": r.get("verdict_annealed")}))]
+
+    def _passes(self) -> Cell | None:
+        """Those that a training step takes for each datum, forward and backward."""
+        passes = [(self.result.get("decoder_passes") or {}).get(way) for way in ("forward", "backward")]
+        numbers = [each for each in passes if isinstance(each, float | int)]
+        return Cell(" + ".join(f"{each:.4g}" for each in numbers), sum(numbers)) if len(numbers) == 2 else None
 
     def _spread(self) -> Cell:
         spread = self.result.get("test_nll_spread")

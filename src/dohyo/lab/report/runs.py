@@ -7,7 +7,7 @@ from typing import Any
 
 import dohyo
 from dohyo.errors import DohyoError
-from dohyo.lab.evaluations import Saved, is_current, load_evaluation
+from dohyo.lab.evaluations import Saved, is_current, load_evaluation, of_encoders
 from dohyo.lab.folder import CONFIG, TEST_VALUES, VALUES, read_config, read_records, read_result
 from dohyo.lab.report.entries import Entry, Figure, as_yaml, figure, notices, read_beside, versions
 from dohyo.lab.report.grids import NOTHING, Cell, Grid, duration, grid, number, on_one_axis, with_error
@@ -142,7 +142,7 @@ def _table(members: list[tuple[Entry, Saved]]) -> Grid:
             rows.append([*row, None, None, "the best"])
             continue
         compared = dohyo.compare(found.evaluation, best.evaluation, names=(found.name, best.name))
-        warnings += list(compared.warnings)
+        warnings += [*of_encoders([found, best]), *compared.warnings]
         low, high = compared.interval
         difference = Cell(with_error(compared.difference, compared.stderr), compared.difference)
         rows.append([*row, difference, Cell(f"{low:.3f} to {high:.3f}", low), "worse" if high < 0 else "cannot tell"])
