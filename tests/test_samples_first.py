@@ -258,6 +258,26 @@ def test_samples_need_no_more_of_a_model_than_chains(tmp_path: Path) -> None:
     assert by_samples(objective, 2) == MaximumLikelihood(dohyo.IWAE(9), "iwae")
 
 
+class Unmarked(VAE):
+    """Good for chains alone: it does not say what its encoder made."""
+
+    def bind(self, x: Any, detach_posterior: bool = False) -> Any:  # type: ignore[override]
+        return lambda rows: self.log_weights(x, rows)
+
+    def log_weights(self, x: Any, rows: Any) -> Any:
+        q = self.posterior(self.encode(x)[rows])
+        z = q.rsample()
+        return self.log_joint(x[rows], z) - q.log_prob(z)
+
+
+def test_what_samples_need_is_missed_before_the_first_file(tmp_path: Path) -> None:
+    model = Annealed(Unmarked(64, 16, 4), 2)
+    assert list(dohyo.lab.fit(model, DATA, CHAINS, teams.config(0, epochs=1), tmp_path / "chains"))
+    with pytest.raises(DohyoError, match="Unmarked does not say what its proposal made"):
+        next(dohyo.lab.fit(model, DATA, CHAINS, teams.config(0, epochs=2, anneal_from=0.5), tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 @dataclasses.dataclass
 class Uneven(LoopConfig):
     def by_chains(self, progress: Progress) -> bool:

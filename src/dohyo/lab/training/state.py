@@ -98,7 +98,7 @@ class State:
     def turn(self) -> None:
         """Let theta follow chains from here on. What was validated by samples is not compared with what is by chains."""
         self.chains = Chains(waiting=False, since=self.progress.epoch)
-        self.progress.best_score, self.progress.stale = math.inf, 0
+        self.progress.best_score = math.inf
 
     def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
         """Write the checkpoint; every process must call this, but only the first one writes."""
