@@ -17,7 +17,7 @@ from dohyo import IWAE, SUMO, MultilevelRR
 from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import Dataset, load
 from dohyo.lab.training.config import Progress
-from dohyo.lab.training.loop import Diverged, RunLog, read_records
+from dohyo.lab.training.loop import Diverged, RunLog, read_records, train
 from dohyo.lab.training.processes import launch
 from dohyo.lab.training.state import CHECKPOINT, _optimiser, load_checkpoint
 from dohyo.lab.training.tasks import Batches, OnData, validation_nll
@@ -292,6 +292,15 @@ def test_batches() -> None:
     batches = Batches(torch.arange(14).view(2, 7), 3)
     assert [batch.tolist() for batch in batches] == [[[0, 1, 2], [7, 8, 9]], [[3, 4, 5], [10, 11, 12]], [[6], [13]]]
     assert len(batches) == 3
+
+
+def test_the_task_tells_how_far_an_epoch_is(digits: Dataset) -> None:
+    told: list[float] = []
+    task = OnData(digits)
+    task.on_step = told.append
+    config = LoopConfig(epochs=2, batch_size=500, device="cpu")
+    list(train(small(), task, MaximumLikelihood(IWAE(2)), config))
+    assert told == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3, 5 / 3, 2])
 
 
 def test_the_order_is_drawn_on_one_thread_and_the_others_come_back(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -138,26 +139,43 @@ def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Cal
     for line in () if quiet else run.notes:
         say(line)
     unit = run.config.unit
-    with progress_bar("{task.completed}/{task.total}", quiet) as progress:
+    with progress_bar("{task.fields[done]}/{task.total}", quiet) as progress:
         folders = [replica.folder for replica in getattr(run, "replicas", [])] or [run.folder]
-        done = [load_checkpoint(folder)["numbers"][unit] if (folder / CHECKPOINT).exists() else 0 for folder in folders]
-        training = progress.add_task(run.length, total=run.config.length * len(folders), completed=sum(done), note="")
-        testing = progress.add_task("test", total=None, note="", visible=False)
+        known = [load_checkpoint(folder)["numbers"] if (folder / CHECKPOINT).exists() else {} for folder in folders]
+        done, total = [numbers.get(unit, 0) for numbers in known], run.config.length * len(folders)
+        seconds = run.config.max_seconds if len(folders) == 1 else None
+        begun = time.monotonic() - known[0].get("seconds", 0.0)
+        training = progress.add_task(run.length, total=total, note="", done=0)
+        testing = progress.add_task("test", total=None, note="", visible=False, done=0)
         said: set[str] = set()
+        shown = 0.0  # when steps were last
+
+        def show(completed: float, **more: Any) -> None:
+            by_clock = (time.monotonic() - begun) / (seconds or math.inf)
+            reached = min(max(completed, by_clock * total), total)
+            progress.update(training, completed=reached, done=math.floor(completed), **more)
+
+        show(sum(done))
 
         def on_epoch(record: Values) -> None:
             if interrupted:
                 raise KeyboardInterrupt
             done[record.get("replica", 0)] = record[unit]
-            progress.update(training, completed=sum(done), note=note(record))
+            show(sum(done), note=note(record))
             for line in () if quiet else {*record.get("notices", ())} - said:
                 progress.console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
                 said.add(line)
 
         def on_test(done: int, total: int) -> None:
-            progress.update(testing, completed=done, total=total, visible=True)
+            progress.update(testing, completed=done, total=total, visible=True, done=done)
 
-        if unit == "step" and len(folders) == 1:  # an epoch is what lies between two checks, which can take long
-            run.parts[1].on_step = lambda step: progress.update(training, completed=step)
+        def on_step(completed: float) -> None:
+            nonlocal shown
+            if time.monotonic() > shown + 0.2:
+                show(completed)
+                shown = time.monotonic()
+
+        if len(folders) == 1:  # an epoch can take long
+            run.parts[1].on_step = on_step
         result: Values = run.train(fabric, on_epoch, on_test)
         return result

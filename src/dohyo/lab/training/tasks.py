@@ -47,6 +47,7 @@ class Batches:
 
     order: Tensor
     size: int
+    on_step: Callable[[float], None] | None = None  # called after each step with the share of the epoch that is done
 
     def __len__(self) -> int:
         return -(-self.order.shape[-1] // self.size)
@@ -54,10 +55,15 @@ class Batches:
     def __iter__(self) -> Iterator[Tensor]:
         for step in range(len(self)):
             yield self.order[..., step * self.size : (step + 1) * self.size]
+            if self.on_step is not None:
+                self.on_step((step + 1) / len(self))
 
 
 class Task(ABC, Generic[C]):
-    """What the loop trains on."""
+    """What the loop trains on. `on_step` is called after each step of the plain loop, with what is done of the run's length:
+    epochs, or steps."""
+
+    on_step: Callable[[float], None] | None = None
 
     @abstractmethod
     def begin(self, fabric: Fabric, config: C) -> None:
@@ -132,7 +138,9 @@ class OnData(Task[LoopConfig]):
     def batches(self, config: LoopConfig, progress: Progress, order: torch.Generator) -> Batches:
         with one_thread():
             whole = torch.randperm(len(self.data.train), generator=order)
-        return Batches(whole.to(self.data.train.device), config.batch_size)
+        on_step = self.on_step
+        told = None if on_step is None else lambda share: on_step(progress.epoch + share)
+        return Batches(whole.to(self.data.train.device), config.batch_size, told)
 
     def batch(self, index: Tensor) -> Tensor:
         return self.data.train_batch(index)
@@ -143,10 +151,7 @@ class OnData(Task[LoopConfig]):
 
 
 class OnDraws(Task[Any]):
-    """Steps on samples from the model: an index stands for one sample. Subclasses define what to check between epochs; `on_step`
-    is called after each step with the number of steps done."""
-
-    on_step: Callable[[int], None] | None = None
+    """Steps on samples from the model: an index stands for one sample. Subclasses define what to check between epochs."""
 
     def begin(self, fabric: Fabric, config: DrawsConfig) -> None:
         if config.batch_size < fabric.world_size:
