@@ -43,6 +43,7 @@ class State:
 
     def __post_init__(self) -> None:
         self.theta, self.phi = split(self.model)
+        self._follow(self.chains)
 
     @classmethod
     def start(cls, model: nn.Module, config: StepConfig, fabric: Fabric, shared_k: bool, own_noise: bool = False) -> "State":
@@ -67,11 +68,10 @@ class State:
             chains=Chains(isinstance(config, LoopConfig) and config.anneal_from > 0) if has_chains(model) else None,
         )
 
-    @property
-    def following(self) -> nn.Module:
-        """The model whose log-weights theta and phi follow in the next epoch."""
-        waiting = self.chains is not None and self.chains.waiting
-        return self.model.model if waiting else self.model  # type: ignore[return-value]
+    def _follow(self, chains: Chains | None) -> None:
+        """Take how far the run is with its chains, and with it the model whose log-weights theta and phi follow."""
+        self.chains = chains
+        self.following: Any = self.model.model if chains is not None and chains.waiting else self.model
 
     def set_rate(self, rate: float) -> None:
         self.rate = rate
@@ -97,7 +97,7 @@ class State:
 
     def turn(self) -> None:
         """Let theta follow chains from here on. What was validated by samples is not compared with what is by chains."""
-        self.chains = Chains(waiting=False, since=self.progress.epoch)
+        self._follow(Chains(waiting=False, since=self.progress.epoch))
         self.progress.best_score = math.inf
 
     def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
@@ -162,7 +162,7 @@ class State:
                 moments[name] = moment.clone() if isinstance(moment, Tensor) else moment  # a stranger's may overlap
         self.best = checkpoint["best"]
         if self.chains is not None:
-            self.chains = Chains(**{name: checkpoint["chains"][name] for name in _CHAINS})
+            self._follow(Chains(**{name: checkpoint["chains"][name] for name in _CHAINS}))
         self.order.set_state(checkpoint["order"])
         noise = checkpoint["noise"][fabric.global_rank]
         self.depth.set_state(noise["depth"])
