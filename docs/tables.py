@@ -169,6 +169,7 @@ TABLES = {
     "gpu_chains": gpu_chains,
     "chain_encoders": chain_encoders,
     "chain_start_mnist": chain_start,
+    "chain_start_omniglot": chain_start,
     "noise_and_bias_digits": noise_and_bias,
     "mnist_20_epochs": mnist_20,
     "mnist_300_epochs": mnist_300,
