@@ -173,6 +173,8 @@ def finished_together(
             connection.wait([rank.sentinel for rank in ranks if rank.is_alive()], timeout=1)
         for rank in ranks:
             rank.terminate()  # as torchrun does when one of them has failed
+            rank.join(30)
+            rank.kill()  # one that waits for another does not end
             rank.join()
         texts = ["".join(path.read_text() for path in paths) for paths in zip(*streams, strict=True)]
         return subprocess.CompletedProcess(line, max(abs(rank.exitcode or 0) for rank in ranks), *texts)

@@ -64,6 +64,40 @@ def test_two_processes_turn_to_chains_together(tmp_path: Path) -> None:
     assert ["lost_chains" in record for record in read_records(tmp_path / "two")] == [False, True, True]
 
 
+LATE = """
+import os
+import time
+
+import torch
+from dohyo.models import VAE
+
+if os.environ["RANK"] == "0":
+    save = torch.save
+
+    def late(value, *others, **options):
+        time.sleep(isinstance(value, dict))  # a checkpoint
+        save(value, *others, **options)
+
+    torch.save = late
+
+
+class Late(VAE):
+    pass
+"""
+
+
+def test_all_processes_test_what_the_last_checkpoint_holds(tmp_path: Path) -> None:
+    """Though the first one, which writes it, takes its time: the others wait."""
+    (tmp_path / "late.py").write_text(LATE)
+    options = [*SMALL, "--anneal", "2", "--cost", "1", "--epochs", "3", "--anneal-from", "0.4", "--average", "2"]
+    for model in ("vae", "late:Late"):
+        done = run("-m", "dohyo", "train", *options, "--model", model, "--out", model[:3], folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("vae", "lat")]
+    for name in ("test_nll", "test_nll_annealed", "test_nll_average", "test_nll_average_annealed", "before_chains"):
+        assert results[0][name] == results[1][name]
+
+
 def test_a_last_batch_with_fewer_data_than_processes(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     sizes = {"train": 101, "valid": 11, "test": 11}

@@ -98,10 +98,10 @@ class State:
     def turn(self) -> None:
         """Let theta follow chains from here on. What was validated by samples is not compared with what is by chains."""
         self._follow(Chains(waiting=False, since=self.progress.epoch))
-        self.progress.best_score = math.inf
+        self.progress.best_score, self.progress.stale = math.inf, 0
 
     def save(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
-        """Write the checkpoint; every process must call this, but only the first one writes."""
+        """Write the checkpoint; every process must call this, but only the first one writes, and all wait for it."""
         noise = {"depth": self.depth.get_state(), "task": task.state_dict()}
         if self.noise is not None:
             noise[fabric.device.type] = self.noise.get_state()
@@ -130,6 +130,7 @@ class State:
             except RuntimeError as error:  # torch raises this if the disk is full
                 reason = str(error).splitlines()[0]
                 raise OSError(f"{folder / CHECKPOINT} cannot be written ({reason}); the previous one is kept") from error
+        fabric.barrier()  # what is read next is this one
 
     def restore(self, folder: Path, config: StepConfig, fabric: Fabric, task: Task[Any]) -> None:
         """Restore the folder's checkpoint, if there is one."""
