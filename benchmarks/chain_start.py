@@ -1,8 +1,9 @@
-"""From which share of the training on should theta follow chains? Equal epochs, at about as many passes through the decoder.
+"""From which share of the training on should theta follow chains, after IWAE on few samples of the encoder? At equal time, on a
+core each; or, with `--epochs 20 --samples 14`, in equal epochs at about as many passes through the decoder.
 
 Every row begins with the same parameters for a seed. By our recipe the rate falls along one cosine over the whole training. In
-rows of two stages it is constant at first, and falls in the last quarter, which begins with the best parameters so far: the row
-`chains` of table 1, and IWAE trained just so. Test NLL by annealed weights, and by IWAE. An hour or two on two cores.
+rows of two stages, for equal epochs alone, it is constant at first, and falls in the last quarter, which begins with the best
+parameters so far: the row `chains` of table 1, and IWAE trained just so. Test NLL by annealed weights, and by IWAE.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import torch
 import dohyo
 from dohyo.lab import LoopConfig, fit
 from dohyo.lab.data import load
-from dohyo.lab.training.chains import by_samples
+from dohyo.lab.training import chains as turn
 from dohyo.models import VAE
 from dohyo.objectives import MaximumLikelihood
 
@@ -30,21 +31,23 @@ SIZES = {"mnist": (784, 200, 50), "omniglot": (784, 200, 50), "digits": (64, 64,
 TERMS, STEPS, WEIGHTS = 500, 16, 64  # of IWAE; of the chains that all models are tested by, and their number
 
 
-def trained(name: str, data: Any, options: argparse.Namespace, seed: int) -> VAE:
-    """The model of one row and seed."""
+def trained(name: str, data: Any, options: argparse.Namespace, seed: int) -> tuple[VAE, list[dict[str, Any]]]:
+    """The model of one row and seed, and the records of its epochs."""
+    records: list[dict[str, Any]] = []
     size, hidden, latent = SIZES[options.data]
     torch.manual_seed(seed)
     model = VAE(data=size, hidden=hidden, latent=latent)
     model.start_from(data.train)
     through = dohyo.Annealed(model, options.steps)
     chains = MaximumLikelihood(dohyo.IWAE(options.chains), "dreg")
-    samples, epochs = by_samples(chains, options.steps), options.epochs
+    turn.SAMPLES = options.samples
+    samples, epochs = turn.by_samples(chains, options.steps), options.epochs or 10**9
     common: dict[str, Any] = {"recipe": "ours", "average": 0, "clip_decoder": 10.0, "clip_encoder": 125.0, "device": "cpu"}
+    common["max_seconds"] = None if options.epochs else options.seconds
 
     def run(module: Any, objective: Any, length: int, seed: int, **changes: Any) -> None:
         config = LoopConfig(epochs=length, seed=seed, **common | changes)
-        for _ in fit(module, data, objective, config):
-            pass
+        records.extend(fit(module, data, objective, config))
 
     if name in STAGES:
         last = max(1, epochs // 4)
@@ -55,7 +58,7 @@ def trained(name: str, data: Any, options: argparse.Namespace, seed: int) -> VAE
         run(model, samples, epochs, seed)
     else:
         run(through, chains, epochs, seed, anneal_from=float(name))
-    return model
+    return model, records
 
 
 def measured(job: tuple[str, int, argparse.Namespace]) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def measured(job: tuple[str, int, argparse.Namespace]) -> dict[str, Any]:
     torch.set_num_threads(1)
     data = load(options.data, seed=0).flat()
     begin = time.perf_counter()
-    model = trained(name, data, options, seed)
+    model, records = trained(name, data, options, seed)
     seconds, x = time.perf_counter() - begin, data.test[: options.images]
     annealed = dohyo.Annealed(model, STEPS)
     annealed.tune(x, iterations=100, mixing=False, seed=0)
@@ -72,7 +75,8 @@ def measured(job: tuple[str, int, argparse.Namespace]) -> dict[str, Any]:
     bound = dohyo.evaluate(model, x, dohyo.IWAE(TERMS), khat_samples=0, seed=0)
     heavy = float((values.khat > 0.7).double().mean())
     return {
-        "row": name, "seed": seed, "seconds": seconds, "nll_annealed": -values.mean, "nll_iwae": -bound.mean,
+        "row": name, "seed": seed, "epochs": len(records), "seconds": seconds,
+        "nll_annealed": -values.mean, "nll_iwae": -bound.mean,
         "khat_above_0.7": heavy, "of_images": [round(-value, 3) for value in values.per_datum.tolist()],
     }  # fmt: skip
 
@@ -83,7 +87,7 @@ def joined(runs: list[dict[str, Any]], base: str) -> dict[str, Any]:
     for name in dict.fromkeys(run["row"] for run in runs):
         own = {run["seed"]: run for run in runs if run["row"] == name}
         beside = {run["seed"]: run for run in runs if run["row"] == base}
-        keys = ("nll_annealed", "nll_iwae", "seconds", "khat_above_0.7")
+        keys = ("nll_annealed", "nll_iwae", "epochs", "seconds", "khat_above_0.7")
         rows[name] = {key: statistics.fmean(run[key] for run in own.values()) for key in keys}
         common = sorted(own.keys() & beside.keys())
         less = [own[seed]["nll_annealed"] - beside[seed]["nll_annealed"] for seed in common]
@@ -98,17 +102,24 @@ def joined(runs: list[dict[str, Any]], base: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", choices=list(SIZES), default="mnist")
-    parser.add_argument("--epochs", type=int, default=20)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--seconds", type=float, default=300)
+    length.add_argument("--epochs", type=int, help="in place of seconds")
+    parser.add_argument("--samples", type=int, default=turn.SAMPLES, help="of the encoder, at most, before chains")
     parser.add_argument("--chains", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="leapfrogs of a chain")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=500, help="test images")
-    parser.add_argument("--rows", nargs="+", default=[*map(str, SHARES), *STAGES])
+    parser.add_argument("--rows", nargs="+", choices=[*map(str, SHARES), *STAGES], help="all, the two stages for epochs alone")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, a core each")
     parser.add_argument("--out", type=Path, default=Path("results"), help="the folder for what is measured")
     options = parser.parse_args()
-    jobs = [(name, seed, options) for seed, name in product(range(options.seeds), options.rows)]
+    rows = options.rows or [*map(str, SHARES), *(STAGES if options.epochs else ())]
+    if options.epochs is None and set(rows) & set(STAGES):
+        parser.error("rows of two stages have their lengths in epochs; give --epochs 20")
+    jobs = [(name, seed, options) for seed, name in product(range(options.seeds), rows)]
     config = environment() | {key: value for key, value in vars(options).items() if key not in ("out", "rows")}
+    file = f"chain_start_{options.data}" + ("" if options.epochs else f"_{options.seconds:.4g}s")
     config |= {"test_terms": TERMS, "test_steps": STEPS, "test_weights": WEIGHTS}
     runs: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
@@ -116,7 +127,7 @@ def main() -> None:
             runs.append(run)
             print({key: value for key, value in run.items() if key != "of_images"}, flush=True)
             kept = [{key: value for key, value in one.items() if key != "of_images"} for one in runs]
-            save(options.out / f"chain_start_{options.data}.json", {"config": config, "rows": joined(runs, "1.0"), "runs": kept})
+            save(options.out / f"{file}.json", {"config": config, "rows": joined(runs, "1.0"), "runs": kept})
 
 
 if __name__ == "__main__":

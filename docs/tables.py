@@ -80,22 +80,20 @@ def chain_encoders(content: dict[str, Any]) -> Grid:
     return grid("", ["phi follows", "NLL, annealed", "by IWAE-500", "less the default's", "k-hat above 0.7", "seconds"], rows)
 
 
-def chain_start(content: dict[str, Any]) -> Grid:
+def chain_start(results: Path, ending: str) -> Grid:
     """From which share of the training on theta follows chains, beside samples throughout."""
-    names = {"1.0": "never", "0.0": "the beginning"} | {row: row for row in content["rows"] if not row.startswith(("0", "1"))}
+    names = {"1.0": "never", "0.0": "the beginning"}
     rows = []
-    for name, row in content["rows"].items():
-        less, *errors = row.get("less_samples", (None, 0.0))
-        shown = None if less is None else f"{less:+.2f} ± {max(errors):.2f}"
-        numbers = [
-            f"{row['nll_annealed']:.2f}",
-            shown,
-            f"{row['nll_iwae']:.2f}",
-            f"{row['khat_above_0.7']:.0%}",
-            f"{row['seconds']:.0f}",
-        ]
-        rows.append([names.get(name) or f"{float(name):.0%}", *numbers])
-    columns = ["chains from", "NLL, annealed", "less samples throughout", "by IWAE-500", "k-hat above 0.7", "seconds"]
+    for data, title in (("mnist", "MNIST"), ("omniglot", "OMNIGLOT")):
+        content = json.loads((results / f"chain_start_{data}{ending}.json").read_text(encoding="utf-8"))
+        for name, row in content["rows"].items():
+            less, *errors = row.get("less_samples", (None, 0.0))
+            shown = None if less is None else f"{less:+.2f} ± {max(errors):.2f}"
+            begin = names.get(name) or (f"{float(name):.0%}" if name[0] == "0" else name)
+            epochs = row.get("epochs", content["config"].get("epochs"))
+            nll = [f"{row['nll_annealed']:.2f}", shown, f"{row['nll_iwae']:.2f}", f"{row['khat_above_0.7']:.0%}"]
+            rows.append([title, begin, f"{epochs:.0f}", *nll])
+    columns = ["data", "chains from", "epochs", "NLL, annealed", "less samples throughout", "by IWAE-500", "k-hat above 0.7"]
     return grid("", columns, rows)
 
 
@@ -168,8 +166,6 @@ TABLES = {
     "gpu_step": gpu_step,
     "gpu_chains": gpu_chains,
     "chain_encoders": chain_encoders,
-    "chain_start_mnist": chain_start,
-    "chain_start_omniglot": chain_start,
     "noise_and_bias_digits": noise_and_bias,
     "mnist_20_epochs": mnist_20,
     "mnist_300_epochs": mnist_300,
@@ -190,6 +186,8 @@ def made_at_full_length() -> dict[str, Callable[[], str]]:
         "encoder": lambda: better_model.encoder(full_length.read(results)),
         "missing": lambda: better_model.missing(full_length.read(results)),
         "chains": lambda: better_model.chains(results),
+        "chain_start_passes": lambda: table(chain_start(results, "")),
+        "chain_start_time": lambda: table(chain_start(results, "_300s")),
         "leads_late": lambda: table(leads_late(results)),
         "unbiased": lambda: table(full_length.unbiased(results)),
         "full_length": lambda: table(full_length.table(full_length.read(results))),

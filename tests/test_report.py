@@ -352,6 +352,8 @@ def test_what_a_result_says_of_itself(runs: Path, tmp_path: Path) -> None:
     numbers = {"log_normaliser": None, "log_z": 52.0, "training_estimate": -51.5, "training_estimate_stderr": 0.25}
     estimated = read(changed(runs / "funnel", tmp_path / "estimated", **numbers))
     assert ("The training's own estimate", "0.50 ± 0.25") in estimated.headline  # with log Z, as the KL beside it
+    by_chains = read(changed(runs / "funnel", tmp_path / "by_chains", {"anneal": "auto"}, anneal="auto"))  # its last check alone
+    assert "chains" not in by_chains.question
     known = read(changed(runs / "bits", tmp_path / "known", best_known=8, gap=0.125))
     assert [*known.headline[1:3]] == [("Best known", "8"), ("Gap", "12.50%")]
 

@@ -15,6 +15,7 @@ import dohyo
 import teams
 from dohyo import Annealed, DohyoError
 from dohyo.lab.cli import main
+from dohyo.lab.evaluations import load_evaluation
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.experiments.density_config import DensityConfig
 from dohyo.lab.fast.together import Replica, train_together
@@ -45,11 +46,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> DensityRun:
     return made
 
 
-def test_first_it_is_iwae_at_as_many_passes(run: DensityRun, tmp_path: Path) -> None:
+def test_first_it_is_iwae_on_few_samples(run: DensityRun, tmp_path: Path) -> None:
     """To the bit, whatever comes later."""
-    assert by_samples(run.config.objective(), 3) == MaximumLikelihood(dohyo.IWAE(15), "dreg")
-    assert 4 * sum(passes(3)) == 44  # and 45 for 15 samples
-    config = dataclasses.replace(run.config, anneal=0, anneal_from=0.0, estimator="iwae", cost=15, epochs=2)
+    assert by_samples(run.config.objective(), 3) == MaximumLikelihood(dohyo.IWAE(5), "dreg")
+    config = dataclasses.replace(run.config, anneal=0, anneal_from=0.0, estimator="iwae", cost=5, epochs=2)
     first = DensityRun(tmp_path / "first", config)
     first.train(launch("cpu"))
     ours, theirs = ([(r["train_nll"], r["valid_nll"]) for r in read_records(one.folder)[:2]] for one in (run, first))
@@ -62,11 +62,14 @@ def test_first_it_is_iwae_at_as_many_passes(run: DensityRun, tmp_path: Path) -> 
 def test_the_result_and_the_best_parameters_are_of_chains(run: DensityRun) -> None:
     result = json.loads((run.folder / "result.json").read_text())
     assert result["before_chains"] == {
-        "epochs": 2, "estimator": "iwae", "expected_cost": 15.0, "decoder_passes": {"forward": 15.0, "backward": 30.0}
+        "epochs": 2, "estimator": "iwae", "expected_cost": 5.0, "decoder_passes": {"forward": 5.0, "backward": 10.0}
     }  # fmt: skip
     assert result["decoder_passes"] == {"forward": 4 * 5.0, "backward": 4 * 6.0}
     assert result["best_epoch"] > 2
     assert result["test_nll_annealed"] == pytest.approx(result["test_nll"], abs=1.0)
+    assert result["test_nll_average_annealed"] == pytest.approx(result["test_nll_average"], abs=1.0)
+    assert len({result[name] for name in ("test_nll_annealed", "test_nll_average_annealed", "test_nll_average")}) == 3
+    assert all(load_evaluation(run.folder / name).about["through_chains"] for name in ("test.npz", "test_average.npz"))
     best = load_checkpoint(run.folder)["best"]
     assert best["step"].shape == (3, 4)
     assert float(best["step"].std()) > 0  # they were tuned
@@ -88,11 +91,26 @@ def test_killed_before_and_after_the_turn_it_ends_the_same(run: DensityRun, tmp_
     assert same_run(run.folder, again.folder)
 
 
-def test_replicas_are_the_same_as_alone() -> None:
-    records, models = together([0, 3], CHAINS, THROUGH, anneal_from=0.5)
+@pytest.mark.parametrize("chains", [2, 5])
+def test_replicas_are_the_same_as_alone(chains: int) -> None:
+    objective = MaximumLikelihood(dohyo.IWAE(chains), "dreg")
+    assert (by_samples(objective, 8) == objective) == (chains == 5)  # then only the models differ after the turn
+    records, models = together([0, 3], objective, THROUGH, anneal_from=0.5)
     for place, seed in enumerate((0, 3)):
-        assert_same((records[place], models[place]), alone(seed, CHAINS, THROUGH, anneal_from=0.5), 1e-4)
+        assert_same((records[place], models[place]), alone(seed, objective, THROUGH, anneal_from=0.5), 1e-4)
     assert ["lost_chains" in record for record in records[0]] == [False, True]
+
+
+def test_replicas_have_a_spread_by_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = DensityConfig(anneal=2, anneal_from=0.0, cost=1, epochs=1, replicas=2, **SMALL)
+    result = DensityRun(tmp_path / "run", config).train(launch("cpu"))
+    one, other = (replica["test_nll_annealed"] for replica in result["replicas"])
+    assert result["test_nll_annealed_spread"] == pytest.approx(abs(one - other) / 2**0.5)
+    assert result["test_nll_annealed_mean_stderr"] == pytest.approx(abs(one - other) / 2)
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().out
+    assert "already finished after 1 epoch; --epochs N extends it" in told
+    assert told.count("their standard deviation is") == 2  # by samples and by chains
 
 
 @pytest.mark.slow
@@ -164,20 +182,21 @@ def test_chains_begin_after_whole_epochs() -> None:
 
 
 def counted(run: Training, scores: str) -> str:
-    """What each of these epochs was followed by; their validation NLL is that of the one before (=) or more (+)."""
+    """What each of these epochs was followed by; their validation NLL is that of the one before (=), more (+) or infinite (!)."""
     told = ""
     for sign in scores:
         if run.over:
             return told + "."
         waiting = run.state.following is not run.state.model
-        run.count_epoch({"score": 1.0 + (sign == "+"), **({} if waiting else {"lost_chains": 0.0})}, 0.0, 0.0)
+        score = {"=": 1.0, "+": 2.0, "!": math.inf}[sign]
+        run.count_epoch({"score": score, **({} if waiting else {"lost_chains": 0.0})}, 0.0, 0.0)
         told += "s" if waiting else "c"
     return told
 
 
 def test_patience_ends_no_run_before_its_chains(tmp_path: Path) -> None:
     def begun(folder: str, **changes: Any) -> Training:
-        config = teams.config(0, stop_patience=2, **{"epochs": 10, "anneal_from": 0.5, **changes})
+        config = teams.config(0, **{"stop_patience": 2, "epochs": 10, "anneal_from": 0.5, **changes})
         return Training(THROUGH(data=64, hidden=16, latent=4), OnData(DATA), CHAINS, config, tmp_path / folder, launch("cpu"))
 
     run = begun("run")
@@ -199,6 +218,10 @@ def test_patience_ends_no_run_before_its_chains(tmp_path: Path) -> None:
     assert never.over
     assert never.state.progress.best_score == 1.0
     never.close()
+    lost = begun("lost", stop_patience=3)  # no finite NLL by chains yet, and patience has just begun with them
+    assert counted(lost, "=++++!!") == "ssssscc"
+    assert not lost.over
+    lost.close()
 
 
 def test_a_run_that_never_came_to_chains_says_so(tmp_path: Path) -> None:
@@ -255,7 +278,14 @@ def test_a_model_may_have_a_step_of_its_own(tmp_path: Path) -> None:
 def test_samples_need_no_more_of_a_model_than_chains(tmp_path: Path) -> None:
     """Where phi follows the variance over chains, IWAE has none that is worth lowering."""
     objective = MaximumLikelihood(dohyo.MultilevelRR.at_cost(3), "variance")
-    assert by_samples(objective, 2) == MaximumLikelihood(dohyo.IWAE(9), "iwae")
+    assert by_samples(objective, 2) == MaximumLikelihood(dohyo.IWAE(5), "iwae")
+
+
+def test_samples_take_no_more_passes_than_chains() -> None:
+    for steps, count in itertools.product(range(1, 10), range(1, 4)):
+        first = by_samples(MaximumLikelihood(dohyo.IWAE(count), "dreg"), steps).estimator
+        assert 2 <= first.k <= 5
+        assert first.k * sum(passes(0)) <= count * sum(passes(steps))
 
 
 class Unmarked(VAE):
@@ -312,7 +342,7 @@ def test_the_share_of_a_file_follows_its_chains(tmp_path: Path, capsys: pytest.C
     for name, options in {"plain": {}, "chains": {"anneal": 3}, "late": {"anneal": 3, "anneal_from": 0.6}}.items():
         write_config(tmp_path, DensityConfig(**options))
         (tmp_path / "config.yaml").rename(paths[name])
-    assert share("--config", paths["plain"], "--anneal", "2") == 0.25
+    assert share("--config", paths["plain"], "--anneal", "2") == 0.5
     assert share("--config", paths["chains"], "--anneal", "0") == 0.0
     assert share("--config", paths["chains"], "--init-from", str(tmp_path)) == 0.0
     assert share("--config", paths["late"], "--init-from", str(tmp_path)) == 0.6
@@ -326,14 +356,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["train", "--anneal", "2", *options, "--out", str(tmp_path / "a")]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "through chains: train" in told
-    assert "trained by iwae at 12, and after 0.25 of the training by iwae over 4 chains of 2 leapfrogs" in told
-    assert "iwae at 12 for 1 epoch, then iwae over 4 chains of 2 leapfrogs, 4 epochs" in told
-    assert ["lost_chains" in record for record in read_records(tmp_path / "a")] == [False, True, True, True]
+    assert "trained by iwae at 5, and after 0.5 of the training by iwae over 4 chains of 2 leapfrogs" in told
+    assert "iwae at 5 for 2 epochs, then iwae over 4 chains of 2 leapfrogs, 4 epochs" in told
+    assert ["lost_chains" in record for record in read_records(tmp_path / "a")] == [False, False, True, True]
     more = ["--anneal", "2", "--cost", "1", "--init-from", str(tmp_path / "a"), "--out", str(tmp_path / "b")]
     assert main(["train", *options, *more]) == 0
     assert DensityRun.open(tmp_path / "b").config.anneal_from == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "trained by iwae over 1 chain of 2 leapfrogs" in told
+    whole = DensityRun(tmp_path / "d", DensityConfig(anneal=2, epochs=1, device="cpu"))  # the half of one epoch is none
+    assert whole.notes[-1] == "trained by iwae over 4 chains of 2 leapfrogs"
     assert main(["train", *options, "--estimator", "iwae", "--cost", "2", "--out", str(tmp_path / "c")]) == 0
     capsys.readouterr()
     assert main(["compare", *(str(tmp_path / name) for name in "ca"), "--json"]) == 0
@@ -349,6 +381,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "in chains of 2 leapfrogs" in entries["a"].question
     (table,) = differences(list(entries.values()))
     assert "a was trained through chains" in table.note
+    for weights, warned in (("0", True), ("2", False)):
+        for name in "ca":
+            assert main(["evaluate", str(tmp_path / name), "--anneal", weights, "--cost", "40", "--device", "cpu"]) == 0
+        capsys.readouterr()
+        assert main(["compare", *(str(tmp_path / name) for name in "ca"), "--json"]) == 0
+        assert ("was trained through chains" in capsys.readouterr().out) == warned
 
 
 def test_what_cannot_be_is_one_line() -> None:

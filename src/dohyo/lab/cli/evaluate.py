@@ -105,7 +105,7 @@ def run(options: Namespace) -> int:
         result = _evaluated(fabric, weighed, x, own, options, own is estimator)
         reports.append(_report(result, own, weighed, options))
         if own is estimator and fabric.is_global_zero and (options.out is not None or not options.average):
-            _save(result, own, weighed, options)
+            _save(result, own, weighed, options, bool(trained.config.anneal) and not weighed.steps)
     leave(fabric)
     if not fabric.is_global_zero:
         return 0
@@ -145,10 +145,11 @@ def _show(reports: list[dict[str, Any]], title: str) -> None:
         show_evaluation(report, f"{report['estimator']} at {report['expected_cost']:.4g}: " if len(reports) > 1 else "")
 
 
-def _save(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weights, options: Namespace) -> None:
-    """Each datum's values, for `dohyo compare`."""
+def _save(result: dohyo.Evaluation, estimator: dohyo.Estimator, weights: Weights, options: Namespace, of_encoder: bool) -> None:
+    """Each datum's values, for `dohyo compare`; `of_encoder`: by an encoder's weights, though theta followed chains."""
     best = load_checkpoint(options.run)["numbers"]["best_epoch"]
     about = {"run": str(options.run), "split": options.split, "annealed": weights.steps > 0, "best_epoch": best}
+    about["through_chains"] = of_encoder
     try:
         save_evaluation(options.out or options.run / VALUES, result, estimator, **about)
     except OSError as error:

@@ -22,6 +22,7 @@ from dohyo.lab.training.processes import launch, leave, on_first
 from dohyo.lab.training.state import load_checkpoint
 
 _OWN = ("out", "resume", "json", "config", "explicit", "interrupted")  # what is not in a run's config
+_DAMAGED = "{}: is damaged, or of another version ({{}}); remove it, and --resume writes it again"
 
 
 class RunParser(Parser):
@@ -85,11 +86,9 @@ def run_command(
                 with _peers(run.folder):
                     result = _train(run, fabric, quiet, config.interrupted, note)
             elif not quiet:
-                done, unit = result[run.length], run.config.unit
-                late = result["seconds"] >= (run.config.max_seconds or math.inf)
-                longer = f"--{run.length}" if done >= run.config.length else "--max-seconds" if late else ""
-                reason = f"{longer} N extends it" if longer else "it ended by itself"
-                say(f"{run.folder}: already finished after {count(done)} {unit}{'s' * (done != 1)}; {reason}")
+                with reporting(_DAMAGED.format(run.folder / RESULT)):
+                    text = _finished(run, result)
+                say(text)
     except KeyboardInterrupt:
         text = f"interrupted; continue with: dohyo {run.command} --resume {run.folder}"
         raise KeyboardInterrupt(text if fabric.is_global_zero else "") from None  # said once
@@ -97,12 +96,20 @@ def run_command(
     if fabric.is_global_zero and config.json:
         print(json.dumps(result))
     elif fabric.is_global_zero:
-        wrong = f"{run.folder / RESULT}: is damaged, or of another version ({{}}); remove it, and --resume writes it again"
-        with nullcontext() if kept is None else reporting(wrong):
+        with nullcontext() if kept is None else reporting(_DAMAGED.format(run.folder / RESULT)):
             first, *others = summary(result)
         for line in (f"{first}; everything is in {run.folder}", *others):
             say(line)
     return 0
+
+
+def _finished(run: Run[Any], result: Values) -> str:
+    """What to say of a run that has its result, and how it goes on."""
+    done, unit, limit = result[run.length], run.config.unit, run.config.max_seconds or math.inf
+    late = any(one["seconds"] >= limit for one in result.get("replicas") or [result])
+    longer = f"--{run.length}" if done >= run.config.length else "--max-seconds" if late else ""
+    reason = f"{longer} N extends it" if longer else "it ended by itself"
+    return f"{run.folder}: already finished after {count(done)} {unit}{'s' * (done != 1)}; {reason}"
 
 
 def _resumable(config_type: Any) -> str:
@@ -134,6 +141,18 @@ def _peers(folder: Path) -> Iterator[None]:
                          f"as many again with --resume {folder}") from error  # fmt: skip
 
 
+def _reached(completed: float, total: int, spent: float, seconds: float | None) -> float:
+    """How far the bar is, which knows of the end by the clock.
+
+    Example:
+        >>> _reached(10, 100, spent=30, seconds=None), _reached(10, 100, spent=30, seconds=60), _reached(90, 100, 30, 60)
+        (10, 50.0, 90)
+        >>> _reached(10, 100, spent=99, seconds=60)
+        100
+    """
+    return min(max(completed, spent / (seconds or math.inf) * total), total)
+
+
 def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Callable[[Values], str]) -> Values:
     run.check(fabric)
     for line in () if quiet else run.notes:
@@ -151,8 +170,7 @@ def _train(run: Any, fabric: Any, quiet: bool, interrupted: list[int], note: Cal
         shown = 0.0  # when steps were last
 
         def show(completed: float, **more: Any) -> None:
-            by_clock = (time.monotonic() - begun) / (seconds or math.inf)
-            reached = min(max(completed, by_clock * total), total)
+            reached = _reached(completed, total, time.monotonic() - begun, seconds)
             progress.update(training, completed=reached, done=math.floor(completed), **more)
 
         show(sum(done))

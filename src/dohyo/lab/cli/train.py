@@ -8,6 +8,7 @@ from dohyo.lab.cli.runs import run_command, run_parser
 from dohyo.lab.cli.screen import count, each_replica, number, of_replicas, verdict_lines
 from dohyo.lab.experiments.density import DensityRun
 from dohyo.lab.parsing import Parser
+from dohyo.lab.training.chains import in_words
 
 _EXAMPLES = """examples:
   dohyo train --data digits --estimator sumo --cost 15 --epochs 20 --seed 0 --out runs/a
@@ -43,7 +44,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
     lines = [f"{of_replicas(result)}test NLL {nll} ± {stderr} (IWAE-{result['test_terms']}), {_how(result)}, {length}"]
     lines += each_replica(result, "test_nll")
     if "test_nll_annealed" in result:
-        chains = f"{result['test_chains']} chain{'s' * (result['test_chains'] != 1)} of {result['anneal']} leapfrogs"
+        chains = in_words(result["test_chains"], result["anneal"])
         lines.append(f"by {chains}: {number(result['test_nll_annealed'])} ± {number(result['test_nll_annealed_stderr'])}")
         lines += each_replica(result, "test_nll_annealed")
         lines += [f"{chains}: verdict: {verdict['reason']}" for verdict in [result.get("verdict_annealed")] if verdict]
@@ -59,5 +60,5 @@ def _how(result: dict[str, Any]) -> str:
     first = f"iwae at {before['expected_cost']:.4g}" if before else ""
     if "test_nll_annealed" not in result:
         return first or f"{result['estimator']} at an expected cost of {cost:.4g}"
-    how = f"{result['estimator']} over {cost:.4g} chain{'s' * (cost != 1)} of {result['anneal']} leapfrogs"
+    how = f"{result['estimator']} over {in_words(cost, result['anneal'])}"
     return f"{first} for {count(before['epochs'])} epoch{'s' * (before['epochs'] != 1)}, then {how}" if before else how

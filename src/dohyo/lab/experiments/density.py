@@ -34,7 +34,8 @@ from dohyo.lab.folder import (
     read_records,
     replica_folder,
 )
-from dohyo.lab.training.chains import by_samples
+from dohyo.lab.training.chains import by_samples, in_words
+from dohyo.lab.training.config import Progress
 from dohyo.lab.training.loop import check
 from dohyo.lab.training.processes import gather
 from dohyo.lab.training.state import load_checkpoint
@@ -72,8 +73,8 @@ class DensityRun(ReplicatedRun[DensityConfig]):
             return []
         objective = config.objective()
         count, first = (each.estimator.expected_cost for each in (objective, by_samples(objective, config.anneal)))
-        chains = f"{config.estimator} over {count:.4g} chain{'s' * (count != 1)} of {config.anneal} leapfrogs"
-        if not config.anneal_from:
+        chains = f"{config.estimator} over {in_words(count, config.anneal)}"
+        if config.by_chains(Progress()):
             return [f"trained by {chains}"]
         return [f"trained by iwae at {first:.4g}, and after {config.anneal_from:.4g} of the training by {chains}"]
 
@@ -119,9 +120,10 @@ class DensityRun(ReplicatedRun[DensityConfig]):
 
         test = test_by(model, config.test_terms)
         if isinstance(trained, Annealed):
-            found = test_by(trained, self._test_chains)
+            count = _as_many(trained, config.test_terms)
+            found = test_by(trained, count)
             chains = {
-                "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": self._test_chains,
+                "test_nll_annealed": -found.mean, "test_nll_annealed_stderr": found.stderr, "test_chains": count,
                 "anneal": config.anneal, "verdict_annealed": found.verdict.to_dict(),
             }  # fmt: skip
         average = self._test_average(fabric, trained, test_by) if config.average else {}
@@ -172,17 +174,13 @@ class DensityRun(ReplicatedRun[DensityConfig]):
         valid = validation_nll(followed, self.data.valid.to(fabric.device), config, fabric)()
         chains = {}
         if isinstance(followed, Annealed):
-            by_chains = test_by(followed, self._test_chains)
+            by_chains = test_by(followed, _as_many(followed, terms))
             chains = {"test_nll_average_annealed": -by_chains.mean, "test_nll_average_annealed_stderr": by_chains.stderr}
         self.trained()
         if fabric.is_global_zero:
-            save_evaluation(self.folder / TEST_AVERAGE, found, IWAE(terms), run=str(self.folder), split="test")
+            about = {"run": str(self.folder), "split": "test", "through_chains": isinstance(followed, Annealed)}
+            save_evaluation(self.folder / TEST_AVERAGE, found, IWAE(terms), **about)
         return {"test_nll_average": -found.mean, "test_nll_average_stderr": found.stderr, "valid_nll_average": valid, **chains}
-
-    @property
-    def _test_chains(self) -> int:
-        """As many as take the evaluations of p(x, z) of the test by samples."""
-        return max(1, self.config.test_terms // (3 * self.config.anneal + 1))
 
     def _plot(self, model: Any, records: list[dict[str, Any]]) -> None:
         from dohyo.lab.plots.runs import is_image, plot_images, plot_learning_curves, plot_reconstructions
@@ -209,6 +207,11 @@ def unannealed(model: nn.Module) -> nn.Module:
     """The model itself, where it is trained through chains."""
     inner: nn.Module = model.model if isinstance(model, Annealed) else model
     return inner
+
+
+def _as_many(annealed: Annealed, terms: int) -> int:
+    """The chains that take as many evaluations of p(x, z) as so many samples."""
+    return max(1, terms // annealed.evaluations_per_weight)
 
 
 def evaluate_over_processes(

@@ -26,7 +26,7 @@ from dohyo.objectives import Encoder, KDraw, MaximumLikelihood
 
 Baseline = Literal["zero", "running"]
 _MOST_TERMS, _LARGEST_DATUM = 100_000, 2**20
-_ANNEAL_FROM = 0.25  # the best of results/chain_start_mnist.json
+_ANNEAL_FROM = 0.5  # the best of results/chain_start_*_300s.json
 Clip = float | Literal["auto"] | None
 
 
@@ -56,8 +56,8 @@ class DensityConfig(EstimatorConfig, LoopConfig):
     # Names and numbers once it is made.
     anneal_from: float = option(
         None,
-        "The share of the training before chains, in which theta follows IWAE on samples of the encoder, at about as many passes "
-        f"through the decoder; by default {_ANNEAL_FROM}, or 0 with `init_from`.",
+        "The share of the training before chains, in which theta follows IWAE on a few samples of the encoder, whose epochs are "
+        f"short; by default {_ANNEAL_FROM}, or 0 with `init_from`.",
     )
     estimator: str | None = option(None, "What theta follows; by default sumo, and iwae over chains.")  # type: ignore[assignment]
     cost: float | None = option(  # type: ignore[assignment]

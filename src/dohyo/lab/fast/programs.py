@@ -112,10 +112,10 @@ class Program:
         self.contexts = ExitStack()
         self.graphs: Any = None  # on a CUDA GPU, if captured
         self.batch, self.varying = config.batch_size, objective.estimator.depth_law.cap > 0
-        models, generators = [state.following for state in states], [state.noise for state in states if state.noise is not None]
+        self.followed, generators = [state.following for state in states], [one.noise for one in states if one.noise is not None]
         options = {"compiler": network if captured else None, "varying": captured and self.varying}
-        self.models = self._stacked(models, generators, encoder=str(objective.encoder), **options)
-        self.device, self.chains = self.models.flat.device, through_chains(models[0])
+        self.models = self._stacked(self.followed, generators, encoder=str(objective.encoder), **options)
+        self.device, self.chains = self.models.flat.device, through_chains(self.followed[0])
         if self.chains and captured and config.tf32:
             self.models.round_forces()
         self.beside = Beside(self.device)

@@ -67,13 +67,12 @@ def train_together(
         while going := [run for place, run in enumerate(runs) if not run.over and place not in lost]:
             behind = min(run.state.progress.epoch for run in going)
             team = [run for run in going if run.state.progress.epoch == behind]
-            following = team[0].objective
-            team = [run for run in team if run.objective == following]  # by the clock some may turn to chains before others
-            if program is None or program.states != [run.state for run in team] or program.objective != following:
+            team = [run for run in team if run.waiting == team[0].waiting]  # by the clock some may turn to chains before others
+            if program is None or program.followed != [run.state.following for run in team]:
                 program = None
                 gc.collect()  # frees the graphs of the last program before new ones are recorded
-                states, tasks = [run.state for run in team], [run.task for run in team]
-                program = program_of(following)(states, tasks, following, team[0].config, choice.captured)
+                states, tasks, followed = [run.state for run in team], [run.task for run in team], team[0].objective
+                program = program_of(followed)(states, tasks, followed, team[0].config, choice.captured)
             yield from _epoch(program, team, runs, choice.name, lost)
         for run in runs:
             run.state.model.load_state_dict(run.state.best)

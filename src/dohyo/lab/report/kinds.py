@@ -27,13 +27,12 @@ _CONFIG = {
     "seed": int, "estimator": str, "cost": float | int, "encoder": _TEXT, "hidden": int, "latent": int, "batch_size": int,
     "data": _TEXT, "model": _TEXT, "test_terms": _WHOLE, "replicas": _WHOLE, "target": _TEXT, "test_draws": _WHOLE,
     "policy": _TEXT, "variables": _WHOLE, "instance": _TEXT, "index": _WHOLE, "reward": _TEXT, "entropy": _NUMBER,
-    "anneal": _WHOLE,
 }  # fmt: skip
 _RESULT = {"epochs": float | int, "steps": float | int, "warnings": list | None, "versions": dict | None, "diverged": bool | None,
            "verdict": dict | None, "verdict_annealed": dict | None, "replicas": list | None, "moments": dict | None,
            "decoder_passes": dict | None}  # fmt: skip
 _NUMBERS = (
-    "test_nll_annealed", "test_nll_annealed_stderr", "test_chains", "anneal", "test_nll_average", "test_nll_average_stderr",
+    "test_nll_annealed", "test_nll_annealed_stderr", "test_chains", "test_nll_average", "test_nll_average_stderr",
     "seconds", "expected_cost", "test_nll", "test_nll_stderr", "test_nll_spread", "test_terms", "valid_nll", "best_epoch",
     "reverse_kl", "reverse_kl_stderr", "objective", "training_estimate", "training_estimate_stderr", "khat",
     "log_z", "log_z_stderr", "ess", "log_normaliser",
@@ -51,16 +50,19 @@ class Kind(ABC):
         sign: A key that only its config has.
         length: The config's key for how long to train.
         measure: The column that runs are compared by.
+        own: What else its config and its result may have, and of which type.
     """
 
     command: ClassVar[str]
     sign: ClassVar[str]
     length: ClassVar[str]
     measure: ClassVar[str]
+    own: ClassVar[Values] = {}
 
     def __init__(self, folder: Path, config: Values, result: Values) -> None:
-        self.config = check_values(config, _CONFIG | {self.sign: str, self.length: int}, folder / CONFIG, _OTHER)
-        self.result = check_values(result, _RESULT | dict.fromkeys(_NUMBERS, _NUMBER), folder / RESULT, _OTHER) if result else {}
+        self.config = check_values(config, _CONFIG | self.own | {self.sign: str, self.length: int}, folder / CONFIG, _OTHER)
+        known = _RESULT | self.own | dict.fromkeys(_NUMBERS, _NUMBER)
+        self.result = check_values(result, known, folder / RESULT, _OTHER) if result else {}
         self.folder = folder
 
     @abstractmethod
@@ -95,8 +97,7 @@ class Kind(ABC):
         """The estimator with the cost that was asked for and the one that resulted."""
         expected = self.result.get("expected_cost")
         beside = "" if expected is None else f" (expected {expected:.4g})"
-        chains = f" in chains of {leapfrogs} leapfrogs" if (leapfrogs := self.config.get("anneal")) else ""
-        return f"{self.config['estimator']} at cost {self.config['cost']:g}{beside}{chains}"
+        return f"{self.config['estimator']} at cost {self.config['cost']:g}{beside}"
 
     def estimator_columns(self) -> Values:
         c = self.config
@@ -106,12 +107,14 @@ class Kind(ABC):
 
 class Train(Kind):
     command, sign, length, measure = "train", "data", "epochs", "test NLL"
+    own: ClassVar[Values] = {"anneal": _WHOLE}
 
     def question(self) -> str:
         c = self.config
         model = f"{c.get('model')} with {c['hidden']} hidden units and {c['latent']} latent dimensions"
-        return (f"What test likelihood does a {model} reach on {_short(c['data'])}, if its decoder follows {self.at_cost()} and "
-                f"its encoder {c.get('encoder')} for {c['epochs']} epochs?")  # fmt: skip
+        chains = f" in chains of {c['anneal']} leapfrogs" if c.get("anneal") else ""
+        return (f"What test likelihood does a {model} reach on {_short(c['data'])}, if its decoder follows {self.at_cost()}"
+                f"{chains} and its encoder {c.get('encoder')} for {c['epochs']} epochs?")  # fmt: skip
 
     def headline(self) -> list[tuple[str, str]]:
         r, replicas = self.result, self.replicas()

@@ -11,6 +11,7 @@ from dohyo.estimators import IWAE
 from dohyo.objectives import Encoder, MaximumLikelihood
 
 PILOT = 256  # training data on which chains are tuned
+SAMPLES = 5  # of the encoder, at most, before chains, so that epochs are short at first
 
 
 @dataclass
@@ -35,15 +36,24 @@ def passes(steps: int) -> tuple[int, int]:
 
 
 def by_samples(objective: Any, steps: int) -> MaximumLikelihood:
-    """What theta follows before chains of so many leapfrogs: IWAE on samples of the encoder, at about as many passes.
+    """What theta follows before chains of so many leapfrogs: IWAE on a few samples of the encoder, at no more passes.
 
     Example:
         >>> by_samples(MaximumLikelihood(IWAE(4), "dreg"), 8).estimator
-        IWAE(k=28)
+        IWAE(k=5)
     """
-    terms = objective.estimator.expected_cost * sum(passes(steps)) / sum(passes(0))
+    equal = objective.estimator.expected_cost * sum(passes(steps)) / sum(passes(0))
     encoder: Encoder = "iwae" if objective.encoder == "variance" else objective.encoder  # the variance of a bound is no aim
-    return MaximumLikelihood(IWAE(max(1, round(terms))), encoder)
+    return MaximumLikelihood(IWAE(min(SAMPLES, int(equal))), encoder)
+
+
+def in_words(chains: float, steps: int) -> str:
+    """
+    Example:
+        >>> in_words(1.0, 8), in_words(4.5, 8)
+        ('1 chain of 8 leapfrogs', '4.5 chains of 8 leapfrogs')
+    """
+    return f"{chains:.4g} chain{'s' * (chains != 1)} of {steps} leapfrogs"
 
 
 def has_chains(model: object) -> bool:

@@ -167,8 +167,8 @@ class LoopConfig(StepConfig):
     epochs: int = option(2000, "The largest number of passes over the training data.", resume=True)
     anneal_from: float = option(
         0.0,
-        "With a `dohyo.Annealed` model: the share of the training in which theta first follows IWAE on samples of the encoder, "
-        "at about as many passes through the decoder; 0 for chains from the beginning.",
+        "With a `dohyo.Annealed` model: the share of the training in which theta first follows IWAE on a few samples of the "
+        "encoder, whose epochs are short; 0 for chains from the beginning.",
     )
     lr_factor: float = option(0.8, "Plateau: the factor of the learning rate after `lr_patience` epochs without improvement.")
     lr_patience: int = option(50, "Plateau: epochs without a better validation NLL before the learning rate is lowered.")

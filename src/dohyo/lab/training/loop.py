@@ -189,10 +189,15 @@ class Training:
         self._turn_or_end()
 
     @property
+    def waiting(self) -> bool:
+        """Whether theta will follow chains, and still follows samples."""
+        return self.state.following is not self.state.model
+
+    @property
     def objective(self) -> Any:
         """What theta and phi follow in the next epoch."""
         model: Any = self.state.model
-        return self.last_objective if self.state.following is model else by_samples(self.last_objective, model.steps)
+        return by_samples(self.last_objective, model.steps) if self.waiting else self.last_objective
 
     def end_epoch(self, record: Record, started: float, trained: float) -> Record:
         """Check the epoch, write the log and perhaps a checkpoint, and return the record; raise `Diverged` if numbers are NaN."""
@@ -237,7 +242,7 @@ class Training:
 
     def _turn_or_end(self) -> None:
         """See whether the run ends here, or whether theta follows chains from here on; the first process's clock decides."""
-        progress, waiting = self.state.progress, self.state.following is not self.state.model
+        progress, waiting = self.state.progress, self.waiting
         if waiting and progress.stale >= self.config.stop_patience:
             progress.stale = 0  # patience with samples alone ends no run
         self.over = self.fabric.broadcast(self.config.over(progress))
