@@ -29,6 +29,7 @@ SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 STAGES = ("two stages, samples", "two stages, then chains")
 SIZES = {"mnist": (784, 200, 50), "omniglot": (784, 200, 50), "digits": (64, 64, 16)}
 TERMS, STEPS, WEIGHTS = 500, 16, 64  # of IWAE; of the chains that all models are tested by, and their number
+MOST = 64  # chains of an unbiased estimator
 
 
 def trained(name: str, data: Any, options: argparse.Namespace, seed: int) -> tuple[VAE, list[dict[str, Any]]]:
@@ -39,7 +40,8 @@ def trained(name: str, data: Any, options: argparse.Namespace, seed: int) -> tup
     model = VAE(data=size, hidden=hidden, latent=latent)
     model.start_from(data.train)
     through = dohyo.Annealed(model, options.steps)
-    chains = MaximumLikelihood(dohyo.IWAE(options.chains), "dreg")
+    over = dohyo.MultilevelRR.at_cost(options.chains, MOST) if options.unbiased else dohyo.IWAE(options.chains)
+    chains = MaximumLikelihood(over, "dreg")
     turn.SAMPLES = options.samples
     samples, epochs = turn.by_samples(chains, options.steps), options.epochs or 10**9
     common: dict[str, Any] = {"recipe": "ours", "average": 0, "clip_decoder": 10.0, "clip_encoder": 125.0, "device": "cpu"}
@@ -107,6 +109,7 @@ def main() -> None:
     length.add_argument("--epochs", type=int, help="in place of seconds")
     parser.add_argument("--samples", type=int, default=turn.SAMPLES, help="of the encoder, at most, before chains")
     parser.add_argument("--chains", type=int, default=2)
+    parser.add_argument("--unbiased", action="store_true", help="MultilevelRR over so many chains on average, in place of IWAE")
     parser.add_argument("--steps", type=int, default=8, help="leapfrogs of a chain")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=500, help="test images")
@@ -120,6 +123,7 @@ def main() -> None:
     jobs = [(name, seed, options) for seed, name in product(range(options.seeds), rows)]
     config = environment() | {key: value for key, value in vars(options).items() if key not in ("out", "rows")}
     file = f"chain_start_{options.data}" + ("" if options.epochs else f"_{options.seconds:.4g}s")
+    file += "_unbiased" * options.unbiased
     config |= {"test_terms": TERMS, "test_steps": STEPS, "test_weights": WEIGHTS}
     runs: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
