@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import signal
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -304,6 +306,30 @@ def test_the_verdicts_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_every_seed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Squares, "seeds", [7, 8])
     assert reproduce(Squares.at("smoke", seed=7), tmp_path)["seeds"] == [7, 8]
+
+
+def test_an_interrupt_that_python_loses_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It lets no exception out of `__del__`, such as that of a library's lock."""
+
+    class Lock:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def run_cell(self: Squares, name: str, options: Cell, folder: Path, advance: Advance) -> Cell:
+        Lock()
+        time.sleep(60)
+        return {"square": 1.0}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(STUDIES, "squares", Squares)
+    monkeypatch.setattr(Squares, "run_cell", run_cell)
+    hook = sys.unraisablehook
+    assert main(["reproduce", "squares", "--out", "s", "--device", "cpu"]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "dohyo: interrupted; the same command continues with s\n"
+    assert not list(Path("s/cells").glob("n_*"))
+    assert sys.unraisablehook is hook
 
 
 def test_an_interrupt_that_a_cell_swallowed_is_heard(

@@ -12,8 +12,8 @@ import torch
 
 import dohyo
 from dohyo.errors import DohyoError, check_seed
-from dohyo.lab.cli.screen import interruptible
 from dohyo.lab.parsing import Formatter, Parser
+from dohyo.lab.training.processes import interruptible
 
 _COMMANDS = {
     "train": "train a latent-variable model by maximum likelihood",
@@ -33,7 +33,7 @@ _LONGEST = 900  # characters of an error
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status. Errors that the user cannot correct are bugs, and are raised."""
-    with interruptible() as interrupted:
+    with interruptible(signal.SIGINT, signal.SIGTERM) as interrupted:
         try:
             return _run(arguments, interrupted)
         except BrokenPipeError:  # whoever read our output has ended, such as `head`

@@ -1,11 +1,9 @@
-"""What the commands share: the screen, progress, interrupts, and estimators by name."""
+"""What the commands share: the screen, progress, and estimators by name."""
 
 import contextlib
 import json
 import math
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,26 +122,6 @@ def passing_bar(name: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console(), disable=quiet, transient=True) as progress:
         task = progress.add_task(name, total=None, visible=False)
         yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the run; the signals seen are listed, because an exception may be lost in a callback."""
-    seen: list[int] = []
-
-    def interrupt(number: int, _: object) -> None:
-        seen.append(number)
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield seen
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def estimator_from(name: str, cost: float, max_terms: int | None = None) -> dohyo.Estimator:

@@ -27,6 +27,7 @@ import torch
 from dohyo.errors import DohyoError, in_one_line, whole
 from dohyo.lab.folder import versions
 from dohyo.lab.studies.study import LOOK_EVERY, Advance, Reproduction, Study, do_cell
+from dohyo.lab.training.processes import interruptible
 
 _SAY_EVERY = 0.2  # seconds from one share of a cell to the next
 _GRACE = 10.0  # seconds for a process to end in order
@@ -199,12 +200,7 @@ def _run(job: Job, name: str, news: Connection, errors: Connection) -> None:
     """The process of a cell: sends the share that is done, and then whether it was done or why it failed."""
     os.dup2(errors.fileno(), 2)
     os.dup2(2, 1)
-    stopped: list[int] = []
     said = 0.0
-
-    def stop(number: int, _: object) -> None:
-        stopped.append(number)
-        raise KeyboardInterrupt
 
     def advance(share: float) -> None:
         nonlocal said
@@ -216,9 +212,9 @@ def _run(job: Job, name: str, news: Connection, errors: Connection) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, who stops all
     try:
-        signal.signal(signal.SIGTERM, stop)
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        news.send(_outcome(job, name, advance))
+        with interruptible(signal.SIGTERM) as stopped:
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+            news.send(_outcome(job, name, advance))
     except (KeyboardInterrupt, BrokenPipeError):
         sys.exit(128 + signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""Devices and processes, through Lightning Fabric, and one writer for each folder."""
+"""Devices and processes, through Lightning Fabric, one writer for each folder, and how a signal ends the work."""
 
 import atexit
 import contextlib
@@ -6,6 +6,9 @@ import datetime
 import logging
 import os
 import platform
+import signal
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -120,6 +123,43 @@ def gather(fabric: Fabric, value: T) -> list[T]:
     values: list[T | None] = [None] * fabric.world_size
     torch.distributed.all_gather_object(values, value)
     return [v for v in values if v is not None]
+
+
+@contextlib.contextmanager
+def interruptible(*signals: signal.Signals) -> Iterator[list[int]]:
+    """These signals raise KeyboardInterrupt; those seen are listed, because a library's callback may swallow it.
+
+    Where Python itself lets no exception through, as in `__del__`, the signal comes again a moment later.
+    """
+    seen: list[int] = []
+    again: list[threading.Timer] = []
+    ours = threading.get_ident()
+
+    def interrupt(number: int, _: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    def lost(what: Any) -> None:
+        if seen and isinstance(what.exc_value, KeyboardInterrupt):
+            again.append(threading.Timer(0.01, signal.pthread_kill, (ours, seen[-1])))
+            again[-1].daemon = True
+            again[-1].start()
+        else:
+            hook_before(what)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = {number: signal.signal(number, interrupt) for number in signals}
+    hook_before, sys.unraisablehook = sys.unraisablehook, lost
+    try:
+        yield seen
+    finally:
+        for timer in again:
+            timer.cancel()
+        sys.unraisablehook = hook_before
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Busy(DohyoError):  # noqa: N818
