@@ -27,6 +27,7 @@ from dohyo.lab.studies.verdicts import Contrast
 PAIRS = (
     ("sumo-variance", "iwae"), ("sumo", "iwae-dreg"), ("iwae-dreg", "iwae"),
     ("iwae-ours", "iwae-dreg"), ("sumo-ours", "iwae-ours"), ("chains", "iwae-ours"), ("chains-early", "iwae-ours"),
+    ("chains-unbiased", "chains-early"),
 )  # fmt: skip
 EVERY = 100  # epochs from one kept record to the next
 INTERVALS = "The intervals of each group hold together (Bonferroni), and leave out what another sequence of K would change."

@@ -72,10 +72,11 @@ def test_one_cell_is_picked_and_sumo_is_trained_both_ways() -> None:
     assert cells["mnist_050_multilevel-rr"]["max_terms"] == 1024
     assert all(cell["epochs"] >= 2000 and cell["test_terms"] == 5000 and cell["replicas"] == 3 for cell in cells.values())
     assert "recipe" not in cells["mnist_050_sumo"]  # cells that are kept were made with these very options
-    rows = ("chains", "chains-early", "sumo-ours")
-    chains, early, ours = (study.run_of("", cells[f"mnist_015_{row}"], Path("none")).config for row in rows)
+    rows = ("chains", "chains-early", "chains-unbiased", "sumo-ours")
+    chains, early, unbiased, ours = (study.run_of("", cells[f"mnist_015_{row}"], Path("none")).config for row in rows)
     assert (early.estimator, early.cost, early.anneal, early.anneal_from, early.epochs) == ("iwae", 2, 8, 0.25, 3500)
     assert (early.recipe, early.encoder, early.learning_rate) == ("ours", "dreg", ours.learning_rate)
+    assert (unbiased.estimator, unbiased.max_terms, unbiased.cost, unbiased.anneal) == ("multilevel-rr", 64, 2, 8)
     assert (chains.estimator, chains.cost, chains.anneal, chains.schedule, chains.epochs) == ("iwae", 2, 8, "cosine", 875)
     assert (ours.estimator, ours.cost, ours.encoder, ours.recipe) == ("sumo", 15, "dreg", "ours")
     assert len(Table1.at("small").cells()) == 3 * 8 + 2

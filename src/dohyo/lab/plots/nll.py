@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from dohyo.lab.plots.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, SMALL, Array, mark_beyond, near, span, tidy
 
 _ROW_STYLES = ((BLACK, "o"), (BLUE, "s"), (SKY, "X"), (GREY, "v"), (RED, "^"), (PINK, "<"), (GREEN, "D"), (ORANGE, "P"),
-               (ORANGE, "d"), (BLUE, "*"), (RED, "h"), (GREEN, ">"), (PINK, "*"))  # fmt: skip
+               (ORANGE, "d"), (BLUE, "*"), (RED, "h"), (GREEN, ">"), (PINK, "*"), (SKY, "p"))  # fmt: skip
 _STYLES = {"iwae": (BLACK, "o"), "sumo-harmonic": (BLUE, "s"), "sumo-geometric": (RED, "^"), "sumo-power": (PINK, "v"),
            "symmetric-sumo": (GREEN, "D"), "multilevel-rr": (ORANGE, "P")}  # fmt: skip
 _COST = "cost: log-weights for each image"

@@ -19,7 +19,7 @@ from dohyo.lab.training.config import option
 
 SetName = Literal["digits", "mnist", "mnist-static", "omniglot"]
 PaperRow = Literal["elbo", "iwae", "iwae-dreg", "jvi", "sumo-variance", "sumo", "symmetric-sumo", "multilevel-rr"]
-RowName = Literal[PaperRow, "multilevel-each", "iwae-ours", "sumo-ours", "chains", "chains-early"]
+RowName = Literal[PaperRow, "multilevel-each", "iwae-ours", "sumo-ours", "chains", "chains-early", "chains-unbiased"]
 FIRST = "first"  # in the folder of a run through chains, the run by samples that it begins with
 
 

@@ -35,8 +35,10 @@ class Row:
             {5: [1, 5, 100], 15: [2, 8, 100], 50: [7, 8, 100]}
             >>> list(ROWS["chains-early"].options(15, 400).values())[-3:]
             [2, 8, 0.25]
+            >>> [list(ROWS["chains-unbiased"].options(cost, 400).values())[-3:-1] for cost in (5, 15, 50)]
+            [[2, 1], [2, 8], [7, 8]]
         """
-        count = max(1, round(_PASSES * cost / (2 * _LONG + 5)))
+        count = max(1 if self.estimator == "iwae" else 2, round(_PASSES * cost / (2 * _LONG + 5)))
         turn: dict[str, Any] = {"early": {"anneal_from": 0.25}, "late": {"chain_epochs": max(1, epochs // 4)}}
         chains = {"chains": count, "anneal": (_PASSES * cost // count - 5) // 2, **turn[self.chains]} if self.chains else {}
         recipe = {"recipe": self.recipe} if self.recipe else {}
@@ -58,6 +60,9 @@ ROWS = {
     "sumo-ours": Row("SUMO, DReG encoder, our recipe", "sumo", "dreg", recipe="ours"),
     "chains": Row("IWAE, then over chains in the last quarter, our recipe", "iwae", "dreg", recipe="ours", chains="late"),
     "chains-early": Row("IWAE, then over chains from a quarter on, our recipe", "iwae", "dreg", recipe="ours", chains="early"),
+    "chains-unbiased": Row(
+        "IWAE, then MultilevelRR over chains, our recipe", "multilevel-rr", "dreg", 64, recipe="ours", chains="early"
+    ),
 }
 
 COSTS = (5, 15, 50)
