@@ -24,13 +24,13 @@ from full_length import SETS, Cells, read
 YARDSTICKS = {"bound": "by IWAE-5000", "annealed": "by annealed weights"}
 _PAIRS = (("sumo", "iwae-dreg"), ("sumo-variance", "iwae"), ("iwae-dreg", "iwae"))
 _CHAINS = "chains", "iwae-ours"
-_OURS = (
+_OURS = (  # where they were run
     ("iwae-ours", "iwae-dreg"),
     ("sumo-ours", "iwae-ours"),
     _CHAINS,
     ("chains-early", "iwae-ours"),
     ("chains-unbiased", "chains-early"),
-)  # where they were run
+)
 _SWITCHED = "IWAE-5, then 8 chains of 8 leapfrogs", "IWAE-5, then IWAE-50"
 _AT_THE_END = "8 chains of 8", "IWAE-50"
 

@@ -181,9 +181,9 @@ def damage(folder: Path, how: str) -> None:
             (folder / "run/config.yaml").write_text("colour: red\n")
         case "old config":
             (folder / "run/config.yaml").write_text("data: digits\n")
-        case "cost":
-            config = folder / "run/config.yaml"
-            config.write_text(config.read_text().replace("cost: 5.0", "cost: much"))
+        case "cost" | "anneal":
+            config, good = folder / "run/config.yaml", {"cost": "5.0", "anneal": "0"}[how]
+            config.write_text(config.read_text().replace(f"{how}: {good}", f"{how}: much"))
         case "picture of a run":
             (folder / "run/samples.png").write_bytes(b"")
         case "result":
@@ -208,6 +208,7 @@ def damage(folder: Path, how: str) -> None:
         ("other yaml", "run/config.yaml: is not the config of a run of dohyo train, reverse-kl, qpbo"),
         ("old config", "run/config.yaml: seed is missing"),
         ("cost", "run/config.yaml: cost is 'much'; it must be a number; it was written by another version of dohyo"),
+        ("anneal", "run/config.yaml: anneal is 'much'; it must be a whole number"),
         ("picture of a run", "error: run/samples.png: is not a whole PNG"),
         ("result", "run/result.json: is damaged"),
     ],

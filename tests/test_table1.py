@@ -120,6 +120,10 @@ def test_claims_follow_the_numbers() -> None:
     assert "digits at 5: +0.10 ± 0.02" in conclusion.found
     later = [entry("digits", 5, row, nll) for row, nll in {"sumo": 24.0, "symmetric-sumo": 23.8, "multilevel-rr": 24.2}.items()]
     assert list(holds(later).values()) == [False]
+    ours = [
+        entry("digits", 5, row, nll) for row, nll in {"iwae-ours": 24.0, "chains-early": 23.8, "chains-unbiased": 23.9}.items()
+    ]
+    assert list(holds(ours).values()) == [True, False]  # chains less samples, and debiased chains less chains
     assert Findings([]).conclusions() == []
 
 

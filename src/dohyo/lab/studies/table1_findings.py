@@ -82,7 +82,7 @@ class Findings:
                 "iwae-ours",
             ),
             *self._lower(
-                "MultilevelRR over chains, which is unbiased, gives a lower test NLL than IWAE over as many",
+                "MultilevelRR over chains, which is unbiased, gives a lower test NLL than IWAE over chains",
                 ["chains-unbiased"],
                 "chains-early",
             ),
